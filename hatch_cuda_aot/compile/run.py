@@ -1,0 +1,280 @@
+"""Runs one task in this process: the steps between source and image, each with its check.
+
+Nothing here knows of processes, caches or projects; `worker` calls it locally, and any other executor could.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import os
+import re
+import signal
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from hatch_cuda_aot.compile import nvrtc, ptx, ptxas
+from hatch_cuda_aot.compile.tasks import (
+    AssembleResult,
+    AssembleTask,
+    Compiler,
+    FrontResult,
+    FrontTask,
+    ProbeTask,
+    Result,
+    Task,
+)
+from hatch_cuda_aot.errors import CompileError, ResultError, WorkerCrashError
+from hatch_cuda_aot.runtime.manifest import canonical_name
+from hatch_cuda_aot.toolchain import Toolchain, find_toolchain, line_named
+
+__all__ = ["run"]
+
+
+def run(task: Task) -> Result:
+    """Do `task` and return its result.
+
+    Raises:
+        BuildError: whatever the user can mend; see `errors`.
+
+    """
+    if isinstance(task, ProbeTask):
+        return _toolchain(task.compiler)
+    if isinstance(task, FrontTask):
+        return _front(task)
+    return _assemble(task)
+
+
+def _front(task: FrontTask) -> FrontResult:
+    toolchain = _toolchain(task.compiler)
+    with _staged(task, toolchain) as include_flags:
+        options = (f"-arch={task.arch}", "-no-cache", *task.nvrtc, *include_flags)
+        if len(task.sources) == 1:
+            text, symbols, log = _compile(task, options)
+        else:
+            text, symbols, log = _compile_and_link(task, options)
+        text = _forget_folder(text)
+    if task.prune:
+        text = ptx.prune(text, own=ptx.opened_toolkit_namespaces(task.tree.texts()))
+    module = ptx.parse(text)
+    _check_front(task, module, symbols)
+    return FrontResult(text.encode(), symbols, _minimum_driver(module.version), log)
+
+
+def _compile(task: FrontTask, options: tuple[str, ...]) -> tuple[str, dict[str, str], str]:
+    (source,) = task.sources
+    result = _call_nvrtc(task, source, options)
+    expressions = [expression for expression, _ in task.expressions]
+    return result.code.decode(), dict(zip(expressions, result.symbols, strict=True)), result.log
+
+
+def _compile_and_link(task: FrontTask, options: tuple[str, ...]) -> tuple[str, dict[str, str], str]:
+    from hatch_cuda_aot.compile import nvjitlink
+
+    objects: list[tuple[str, bytes]] = []
+    symbols: dict[str, str] = {}
+    logs: list[str] = []
+    for source in task.sources:
+        result = _call_nvrtc(task, source, (*options, "-dlto"), lto=True)
+        objects.append((source, result.code))
+        symbols.update(zip(_expressions_of(task, source), result.symbols, strict=True))
+        logs.append(result.log)
+    try:
+        text = nvjitlink.link(objects, task.arch, task.nvjitlink)
+    except nvjitlink.LinkError as error:
+        where = f"module {task.module!r} ({', '.join(task.sources)}) for {task.arch}"
+        message = f"nvJitLink cannot link {where}:\n{_indent(str(error))}"
+        raise CompileError(
+            message, module=task.module, arch=str(task.arch), stage="nvJitLink", log=str(error)
+        ) from None
+    return text, symbols, "\n".join(filter(None, logs))
+
+
+def _call_nvrtc(task: FrontTask, source: str, options: tuple[str, ...], *, lto: bool = False) -> nvrtc.NvrtcResult:
+    expressions = _expressions_of(task, source)
+    try:
+        return nvrtc.compile_program(task.tree.text(source), source, options, expressions, lto=lto)
+    except nvrtc.NvrtcError as error:
+        log = _without_name_map(str(error))
+        message = _explain_expressions(task, source, str(error)) if not log else None
+        if message is None:
+            message = (
+                f"NVRTC cannot compile {source} (module {task.module!r}) for {task.arch}:\n{_indent(log or str(error))}"
+            )
+            message += _explain_missing_header(options, log)
+        raise CompileError(message, module=task.module, arch=str(task.arch), stage="NVRTC", log=str(error)) from None
+
+
+def _expressions_of(task: FrontTask, source: str) -> list[str]:
+    return [expression for expression, where in task.expressions if where == source]
+
+
+def _assemble(task: AssembleTask) -> AssembleResult:
+    toolchain = _toolchain(task.compiler)
+    where = f"module {task.module!r} for {task.arch}"
+    try:
+        done = ptxas.assemble(toolchain.ptxas_path, task.ptx, str(task.arch), task.ptxas)
+    except ptxas.PtxasError as error:
+        message = f"ptxas cannot assemble {where}:\n{_indent(str(error))}"
+        raise CompileError(message, module=task.module, arch=str(task.arch), stage="ptxas", log=str(error)) from None
+    except ptxas.PtxasCrashError as error:
+        name = _signal_name(error.signal)
+        message = f"ptxas crashed on {where}, with {name}. {CRASH_ADVICE}"
+        raise WorkerCrashError(message, module=task.module, arch=str(task.arch), stage="ptxas", log=name) from None
+    _check_cubin(task, done)
+    return AssembleResult(done.cubin, done.resources, done.log)
+
+
+CRASH_ADVICE = (
+    "This is a defect of the compiler: the source may well be valid. Try another `cuda` line, or change the code it "
+    'fails on (for instance, kernels declared extern "C" under names such as r0 and r1)'
+)
+
+
+def _check_front(task: FrontTask, module: ptx.PtxModule, symbols: dict[str, str]) -> None:
+    """Hold the PTX against what was asked for."""
+    asked = str(task.arch.as_real)
+    if module.target != asked:
+        raise _result_error(task, f"its PTX is for {module.target}, not for {asked}")
+    if not module.kernels:
+        advice = (
+            "If it holds only device functions, rename it to .cuh and include it, or list it in the `sources` of a "
+            "[[tool.cuda-aot.modules]] together with the file that calls it; templates need name expressions in `kernels`"
+        )
+        raise _result_error(task, f"it defines no kernel. {advice}")
+    for expression, symbol in symbols.items():
+        if symbol not in module.kernels:
+            raise _result_error(task, f"{expression!r} in `kernels` names {symbol!r}, which is no kernel of it")
+
+
+def _check_cubin(task: AssembleTask, done: ptxas.PtxasResult) -> None:
+    """Hold the cubin against the PTX that it was made from: every kernel and every variable must have arrived."""
+    from elftools.elf.elffile import ELFFile
+    from elftools.elf.sections import SymbolTableSection
+
+    module = ptx.parse(task.ptx.decode())
+    table = ELFFile(io.BytesIO(done.cubin)).get_section_by_name(".symtab")
+    present = {symbol.name for symbol in table.iter_symbols()} if isinstance(table, SymbolTableSection) else set()
+    expected = set(module.kernels) | {name for name in module.variables if not name.startswith("$")}
+    lost = sorted(expected - present)
+    if lost:
+        raise _result_error(task, f"ptxas left out {', '.join(lost)}")
+    unreported = sorted(set(module.kernels) - set(done.resources))
+    if unreported:
+        raise _result_error(task, f"ptxas did not report on {', '.join(unreported)}")
+
+
+def _result_error(task: FrontTask | AssembleTask, what: str) -> ResultError:
+    stage = "NVRTC" if isinstance(task, FrontTask) else "ptxas"
+    message = f"module {task.module!r} compiled for {task.arch}, but {what}"
+    return ResultError(message, module=task.module, arch=str(task.arch), stage=stage, log="")
+
+
+@functools.cache
+def _toolchain(compiler: Compiler) -> Toolchain:
+    return find_toolchain(line_named(compiler.line), compiler.needs)
+
+
+@contextlib.contextmanager
+def _staged(task: FrontTask, toolchain: Toolchain) -> Iterator[list[str]]:
+    """Enter a folder that holds exactly the task's files; give the options that lead to the toolkit's headers.
+
+    The toolkit appears in it under short relative names, so that ``__FILE__`` and diagnostics are the same wherever it is
+    installed.
+    """
+    before = Path.cwd()
+    with tempfile.TemporaryDirectory(prefix="hatch-cuda-aot-") as folder:
+        for path, content in task.tree.files:
+            target = Path(folder, path)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(content)
+        flags = []
+        for short, where in toolchain.include_dirs:
+            link = Path(folder, ".cuda", short)
+            link.parent.mkdir(exist_ok=True)
+            try:
+                link.symlink_to(where, target_is_directory=True)
+            except OSError:  # Windows without the right to make links
+                flags.append(f"--include-path={where}")
+            else:
+                flags.append(f"--include-path=.cuda/{short}")
+        os.chdir(folder)
+        try:
+            yield flags
+        finally:
+            os.chdir(before)
+
+
+def _forget_folder(text: str) -> str:
+    """Make the paths of line information relative to the project; NVRTC writes them below its current folder."""
+    return text.replace(f'"{Path.cwd()}{os.sep}', '"')
+
+
+def _without_name_map(log: str) -> str:
+    """Drop what NVRTC says of its own bookkeeping of name expressions; empty if it says nothing else."""
+    blocks = [block for block in re.split(r"\n\s*\n", log) if not block.lstrip().startswith("__nv_name_map(")]
+    rest = "\n\n".join(
+        block for block in blocks if not re.fullmatch(r"\s*\d+ errors? detected in the compilation.*\s*", block)
+    )
+    return "\n\n".join(blocks).strip() if "error" in rest else ""
+
+
+def _explain_expressions(task: FrontTask, source: str, log: str) -> str | None:
+    bad = re.findall(r'Input name expression was: "([^"]*)"', log)
+    if not bad:
+        return None
+    reasons = re.findall(r"__nv_name_map\(\d+\): error: (.*)", log)
+    names = {canonical_name(expression) for expression in bad}
+    items = [expression for expression, _ in task.expressions if canonical_name(expression) in names] or sorted(names)
+    kernels = re.findall(r"__global__[^;{(]*?\b(\w+)\s*\(", task.tree.text(source))
+    known = f" Kernels in {source}: {', '.join(dict.fromkeys(kernels))}." if kernels else ""
+    return (
+        f"`kernels` of module {task.module!r}: {', '.join(map(repr, items))} matches no kernel in {source} for {task.arch} "
+        f"(NVRTC: {reasons[0]}).{known} Write templates with their arguments, as in 'axpy<float>'; plain kernels are found "
+        "by themselves, and overloads are addressed by their symbol"
+    )
+
+
+def _explain_missing_header(options: tuple[str, ...], log: str) -> str:
+    match = re.search(r'could ?n?not open source file "([^"]+)"|cannot open source file "([^"]+)"', log)
+    if match is None:
+        return ""
+    name = match[1] or match[2]
+    wheel = next((wheel for prefix, wheel in _HEADER_WHEELS.items() if name.startswith(prefix)), None)
+    paths = [option.partition("=")[2] for option in options if option.startswith("--include-path=")]
+    searched = ", ".join(["the including file's folder", *paths])
+    advice = (
+        f"It is in the wheel {wheel}"
+        if wheel
+        else "If it is a header of the project, add its folder to `include-dirs`; an #include through a macro is not "
+        "followed: write it out once, in an `#if 0` block if need be"
+    )
+    return f"\nsearched for {name!r}: {searched} (.cuda/ is the toolkit). {advice}"
+
+
+#: Headers that are neither the compiler's nor found by scanning, and where NVIDIA publishes them.
+_HEADER_WHEELS = {
+    "cublasdx": "nvidia-mathdx (copy the headers into the project)",
+    "cufftdx": "nvidia-mathdx (copy the headers into the project)",
+    "cutlass/": "nvidia-cutlass (copy the headers into the project)",
+    "cute/": "nvidia-cutlass (copy the headers into the project)",
+}
+
+
+def _minimum_driver(ptx_version: str) -> int:
+    """Return the CUDA version (13000 for 13.0) of the first driver that reads this version of the PTX ISA."""
+    from cuda.bindings.utils import get_minimal_required_cuda_ver_from_ptx_ver
+
+    return int(get_minimal_required_cuda_ver_from_ptx_ver(ptx_version))
+
+
+def _signal_name(number: int) -> str:
+    with contextlib.suppress(ValueError):
+        return signal.Signals(number).name
+    return f"signal {number}"
+
+
+def _indent(text: str) -> str:
+    return "\n".join(f"  {line}" for line in text.splitlines())

@@ -1,0 +1,94 @@
+"""The units of work, as values: everything a task needs travels with it, to another process or another machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hatch_cuda_aot.compile.ptxas import Resources
+from hatch_cuda_aot.runtime.arch import Arch
+from hatch_cuda_aot.sources import SourceTree
+from hatch_cuda_aot.toolchain import Needs, Toolchain
+
+__all__ = ["AssembleResult", "AssembleTask", "Compiler", "FrontResult", "FrontTask", "ProbeTask", "Result", "Task"]
+
+
+@dataclass(frozen=True, slots=True)
+class Compiler:
+    """Which compiler a worker must find in its own environment."""
+
+    line: str
+    needs: Needs = field(default_factory=Needs)
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeTask:
+    """Find the compiler and say what it is."""
+
+    compiler: Compiler
+
+
+@dataclass(frozen=True, slots=True)
+class FrontTask:
+    """CUDA C++ to PTX, for one virtual architecture.
+
+    Attributes:
+        module: the module's name, for messages.
+        arch: the virtual architecture.
+        tree: the files that the sources may see.
+        sources: the files to compile, as paths in `tree`; several are device-linked.
+        expressions: name expressions to instantiate, and for each the source that does it.
+        nvrtc: NVRTC's options but for ``-arch`` and the toolkit's header folders.
+        nvjitlink: nvJitLink's options.
+        prune: drop the toolkit's unused constants.
+        label: how messages call the sources' place, where it is not a file.
+
+    """
+
+    compiler: Compiler
+    module: str
+    arch: Arch
+    tree: SourceTree
+    sources: tuple[str, ...]
+    expressions: tuple[tuple[str, str], ...]
+    nvrtc: tuple[str, ...]
+    nvjitlink: tuple[str, ...]
+    prune: bool
+
+    @property
+    def affinity(self) -> tuple[str, ...]:
+        """What must be the same for all front ends of one process: NVRTC remembers some options."""
+        return self.nvrtc
+
+
+@dataclass(frozen=True, slots=True)
+class FrontResult:
+    """The PTX (pruned where asked for), each expression's symbol, the driver its ISA needs, and the warnings."""
+
+    ptx: bytes
+    symbols: dict[str, str]
+    ptx_driver: int
+    log: str
+
+
+@dataclass(frozen=True, slots=True)
+class AssembleTask:
+    """PTX to the cubin of one real architecture."""
+
+    compiler: Compiler
+    module: str
+    arch: Arch
+    ptx: bytes
+    ptxas: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AssembleResult:
+    """The cubin, the resources of each kernel by symbol, and the warnings."""
+
+    cubin: bytes
+    resources: dict[str, Resources]
+    log: str
+
+
+Task = ProbeTask | FrontTask | AssembleTask
+Result = Toolchain | FrontResult | AssembleResult

@@ -1,0 +1,89 @@
+"""Results to the manifest: the index and one file for each module, as canonical JSON.  Pure.
+
+`runtime/manifest.py` reads what is written here; docs/reference/manifest.schema.json describes it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hatch_cuda_aot.results import Image, ModuleResult
+from hatch_cuda_aot.runtime.manifest import FORMAT, INDEX
+from hatch_cuda_aot.toolchain import Toolchain
+
+__all__ = ["image_file", "manifest_files"]
+
+
+def manifest_files(
+    package: str, modules: Sequence[ModuleResult], toolchain: Toolchain, version: str
+) -> dict[str, bytes]:
+    """Return the manifest's files and the images by file name."""
+    files: dict[str, bytes] = {}
+    index: dict[str, Any] = {}
+    kernels: dict[str, list[str]] = {}
+    for module in modules:
+        name = f"{module.name}.json"
+        files[name] = _canonical(_module_table(module))
+        index[module.name] = {"file": name, **_identity(files[name])}
+        files.update((image_file(module.name, image), image.data) for image in module.images)
+        for kernel in module.kernels:
+            kernels.setdefault(kernel.name, []).append(module.name)
+    files[INDEX] = _canonical(
+        {
+            "format": FORMAT,
+            "generator": {"name": "hatch-cuda-aot", "version": version},
+            "package": package,
+            "toolchain": {"cuda": toolchain.line, "nvrtc": toolchain.nvrtc, "ptxas": toolchain.ptxas},
+            "modules": index,
+            "kernels": {name: owners[0] if len(owners) == 1 else sorted(owners) for name, owners in kernels.items()},
+        }
+    )
+    return dict(sorted(files.items()))
+
+
+def image_file(module: str, image: Image) -> str:
+    """Return the file name of an image, such as ``axpy.sm_90.cubin``."""
+    return f"{module}.{image.arch}.{image.kind}"
+
+
+def _module_table(module: ModuleResult) -> dict[str, Any]:
+    return {
+        "format": FORMAT,
+        "module": module.name,
+        "kernels": {
+            kernel.name: {
+                "symbol": kernel.symbol,
+                "params": [dataclasses.asdict(param) for param in kernel.params],
+                "policy": {},
+            }
+            for kernel in module.kernels
+        },
+        "globals": {name: dataclasses.asdict(variable) for name, variable in module.variables.items()},
+        "images": [_image_table(module.name, image) for image in module.images],
+    }
+
+
+def _image_table(module: str, image: Image) -> dict[str, Any]:
+    return {
+        "arch": str(image.arch),
+        "kind": image.kind,
+        "file": image_file(module, image),
+        **_identity(image.data),
+        "min_driver": image.min_driver,
+        "virtual": str(image.front),
+        "ptx_version": image.ptx_version,
+        "ptx_floor": None,
+        "kernels": {name: dataclasses.asdict(taken) if taken else {} for name, taken in image.kernels.items()},
+    }
+
+
+def _identity(content: bytes) -> dict[str, Any]:
+    return {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+
+
+def _canonical(table: Mapping[str, Any]) -> bytes:
+    return (json.dumps(table, sort_keys=True, separators=(",", ":"), ensure_ascii=False) + "\n").encode()

@@ -1,0 +1,168 @@
+"""Decides what is compiled: modules and architectures in, an ordered list of jobs out.  Pure.
+
+A job is one pass of the front end, for one module and one virtual architecture, with every image that is made from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from hatch_cuda_aot.archs import Target, resolve
+from hatch_cuda_aot.compile.tasks import Compiler, FrontTask
+from hatch_cuda_aot.config import ModuleConfig, Settings
+from hatch_cuda_aot.errors import ConfigError, Problem
+from hatch_cuda_aot.sources import SourceTree
+from hatch_cuda_aot.toolchain import Line, Needs, choose_line
+
+__all__ = ["Job", "Module", "Plan", "make_plan", "needs_of", "ptxas_options", "select_line"]
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """A module and the files that its sources can see."""
+
+    config: ModuleConfig
+    tree: SourceTree
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One front-end pass and the images made from it."""
+
+    front: FrontTask
+    targets: tuple[Target, ...]
+    ptxas: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Everything that a build will do, in a fixed order."""
+
+    line: Line
+    needs: Needs
+    jobs: tuple[Job, ...]
+
+    @property
+    def images(self) -> tuple[Target, ...]:
+        """Every image, of every module."""
+        return tuple(target for job in self.jobs for target in job.targets)
+
+    def __str__(self) -> str:
+        modules = len({job.front.module for job in self.jobs})
+        cubins = sum(not target.image.virtual for target in self.images)
+        texts = len(self.images) - cubins
+        return f"{_count(modules, 'module')}, {_count(cubins, 'cubin')} and {texts} PTX with CUDA {self.line.version}"
+
+
+def select_line(cuda: str, modules: Sequence[ModuleConfig], native: Callable[[], Sequence[int]]) -> Line:
+    """Return the CUDA line for a project.
+
+    Raises:
+        ConfigError: where ``auto`` meets a word whose meaning depends on the line.
+        UnsupportedArchError: where the line does not know an architecture.
+
+    """
+    if cuda == "auto":
+        for module in modules:
+            if word := next((word for word in module.settings.archs if word in ("all", "all-major")), None):
+                message = f'{word!r} in `archs` means what one compiler supports: set `cuda` too, for instance to "13"'
+                raise ConfigError([Problem(f"{module.place} (module {module.name!r})", message)])
+        line = None
+    else:
+        line = choose_line(cuda, ())
+    targets = [target for module in modules for target in resolve(module.settings.archs, line, native)]
+    return choose_line(cuda, [arch for target in targets for arch in target.archs])
+
+
+def needs_of(modules: Sequence[Module]) -> Needs:
+    """Return what the modules need beyond the compiler."""
+    return Needs(
+        linker=any(len(module.config.sources) > 1 for module in modules),
+        curand=any(name.startswith("curand") for module in modules for name in module.tree.unresolved),
+    )
+
+
+def make_plan(modules: Sequence[Module], line: Line, native: Callable[[], Sequence[int]]) -> Plan:
+    """Return the jobs of a build, ordered by module and architecture.
+
+    Raises:
+        ConfigError: where two items of ``archs`` ask for the same image made in two ways.
+
+    """
+    needs = needs_of(modules)
+    compiler = Compiler(line.version, needs)
+    jobs: list[Job] = []
+    for module in modules:
+        settings = module.config.settings
+        by_front: dict[str, list[Target]] = {}
+        targets = resolve(settings.archs, line, native)
+        _refuse_doubles(module.config, targets)
+        for target in targets:
+            by_front.setdefault(str(target.front), []).append(target)
+        for group in by_front.values():
+            front = FrontTask(
+                compiler=compiler,
+                module=module.config.name,
+                arch=group[0].front,
+                tree=module.tree,
+                sources=module.config.sources,
+                expressions=_place_expressions(module),
+                nvrtc=_nvrtc_options(settings),
+                nvjitlink=_nvjitlink_options(settings),
+                prune=settings.prune,
+            )
+            jobs.append(Job(front, tuple(group), ptxas_options(settings)))
+    return Plan(line, needs, tuple(jobs))
+
+
+def _refuse_doubles(module: ModuleConfig, targets: Sequence[Target]) -> None:
+    seen: dict[str, Target] = {}
+    for target in targets:
+        other = seen.setdefault(str(target.image), target)
+        if other is not target:
+            message = f"`archs` asks for {target.image} twice, as {other} and as {target}: leave one"
+            raise ConfigError([Problem(f"{module.place} (module {module.name!r})", message)])
+
+
+def _place_expressions(module: Module) -> tuple[tuple[str, str], ...]:
+    """Say for each name expression which source instantiates it: the first that mentions the name, else the first."""
+    sources = module.config.sources
+    placed = []
+    for expression in module.config.kernels:
+        name = expression.partition("<")[0].rpartition("::")[2].strip()
+        owner = next((source for source in sources if name in module.tree.text(source)), sources[0])
+        placed.append((expression, owner))
+    return tuple(placed)
+
+
+def _nvrtc_options(settings: Settings) -> tuple[str, ...]:
+    return (
+        f"--std={settings.std}",
+        *(f"--define-macro={name}={value}" for name, value in settings.defines),
+        *(f"--include-path={folder}" for folder in settings.include_dirs),
+        *(("--generate-line-info",) if settings.lineinfo else ()),
+        *(("--device-debug",) if settings.debug else ()),
+        *settings.options.nvrtc,
+    )
+
+
+def ptxas_options(settings: Settings) -> tuple[str, ...]:
+    """Return ptxas's options; those of a debug build are what ``nvcc -G`` gives it."""
+    return (
+        *(("--generate-line-info",) if settings.lineinfo else ()),
+        *(("--device-debug", "--dont-merge-basicblocks", "--return-at-end") if settings.debug else ()),
+        *settings.options.ptxas,
+    )
+
+
+def _nvjitlink_options(settings: Settings) -> tuple[str, ...]:
+    return (
+        *(("-lineinfo",) if settings.lineinfo else ()),
+        *(("-g", "-O0") if settings.debug else ()),
+        *settings.options.nvjitlink,
+    )
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

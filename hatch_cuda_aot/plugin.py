@@ -1,0 +1,120 @@
+"""The build hook: a thin adapter between hatchling and `project`.  It decides nothing about compilation.
+
+hatchling constructs hooks several times, also only to ask for dependencies, so nothing happens before a method is called.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+from hatch_cuda_aot.errors import BuildError
+
+if TYPE_CHECKING:
+    from hatch_cuda_aot.config import Config
+    from hatch_cuda_aot.plan import Plan
+    from hatch_cuda_aot.project import Project
+
+__all__ = ["CudaAotBuildHook"]
+
+
+class CudaAotBuildHook(BuildHookInterface[Any]):
+    """Compiles the project's CUDA sources and puts the images, the manifest and the loader into its wheel."""
+
+    PLUGIN_NAME = "cuda-aot"
+
+    def dependencies(self) -> list[str]:
+        """Return the packages that hold the compiler; the build frontend installs them before the build."""
+        if self.target_name != "wheel":
+            return []
+        try:
+            return self._project().compiler_requirements()
+        except BuildError as error:
+            self._abort(error)
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Compile, and tell hatchling which files to add."""
+        if self.target_name not in ("wheel", "sdist"):
+            return
+        try:
+            project = self._project()
+            config = project.config()
+            for warning in config.warnings:
+                self.app.display_warning(f"cuda-aot: {warning}")
+            if self.target_name == "sdist":
+                build_data["force_include"].update({str(project.root / path): path for path in project.sources(config)})
+            else:
+                self._build(project, config, version, build_data)
+        except BuildError as error:
+            self._abort(error)
+
+    def clean(self, versions: list[str]) -> None:  # noqa: ARG002 -- the interface's signature
+        """Remove what an editable build wrote into the source tree."""
+        from hatch_cuda_aot.stage import remove_folder
+
+        if self.target_name == "wheel":
+            project = self._project()
+            try:
+                remove_folder(project.folder(project.config()))
+            except BuildError as error:
+                self.app.display_warning(f"cuda-aot: nothing cleaned, as the configuration is wrong: {error}")
+
+    def _build(self, project: Project, config: Config, version: str, build_data: dict[str, Any]) -> None:
+        from hatch_cuda_aot.stage import write_folder
+
+        reporter = _Reporter(self.app)
+        built = project.build(config, reporter)
+        self.app.display_success(f"cuda-aot: {reporter.summary(built)}")
+        for warning in project.sdist_warnings(config):
+            self.app.display_warning(f"cuda-aot: {warning}")
+        build_data["tag"] = "py3-none-any"
+        if version == "editable":
+            write_folder(project.folder(config), built.files)
+            return
+        # Held by the hook, so that it outlives this method; hatchling skips finalize() after an error.
+        self._staging = tempfile.TemporaryDirectory(prefix="hatch-cuda-aot-")
+        folder = Path(self._staging.name, "files")
+        write_folder(folder, built.files)
+        inside = project.wheel_folder(config)
+        build_data["force_include"].update({str(folder / name): f"{inside}/{name}" for name in built.files})
+        # Whatever an earlier editable build left in the tree stays out of the wheel.
+        self.build_config.build_reserved_paths.update(project.stale_files(config))
+
+    def _project(self) -> Project:
+        from hatchling.builders.wheel import WheelBuilder
+
+        from hatch_cuda_aot.project import Project
+
+        # A builder of our own: asking this one would fill caches of hatchling's before their time.
+        return Project(WheelBuilder(self.root))
+
+    def _abort(self, error: BuildError) -> NoReturn:
+        self.app.abort(f"cuda-aot: {error}")
+        raise SystemExit(1)
+
+
+class _Reporter:
+    """Says at normal verbosity one line before and one after; each compilation and its warnings with -v."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+        self._warnings = 0
+
+    def planned(self, plan: Plan, tasks: int) -> None:  # noqa: ARG002 -- the protocol's signature
+        self._app.display_waiting(f"cuda-aot: building {plan}")
+
+    def done(self, module: str, arch: str, step: str, log: str, *, cached: bool) -> None:
+        from hatch_cuda_aot.report import count_warnings
+
+        self._warnings += count_warnings(log)
+        self._app.display_debug(f"cuda-aot: {step} {module} for {arch}{' (cached)' if cached else ''}")
+        if log:
+            self._app.display_debug(log)
+
+    def summary(self, built: Any) -> str:
+        from hatch_cuda_aot.report import summarise
+
+        return summarise(built.result, built.files, self._warnings)

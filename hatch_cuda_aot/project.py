@@ -1,0 +1,179 @@
+"""One project on disk: reads its configuration through hatchling, builds it, and gives the files that its package gets.
+
+The hook and the command line share this; it decides nothing about compilation and prints nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from hatchling.builders.sdist import SdistBuilder
+from hatchling.builders.wheel import WheelBuilder
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+
+from hatch_cuda_aot._version import __version__
+from hatch_cuda_aot.build import BuildResult, Reporter, build_project
+from hatch_cuda_aot.cache import open_cache
+from hatch_cuda_aot.config import HOOK_TABLE, Config, load_config
+from hatch_cuda_aot.errors import ConfigError, Problem
+from hatch_cuda_aot.manifest import manifest_files
+from hatch_cuda_aot.native import visible_ccs
+from hatch_cuda_aot.plan import Module, needs_of, select_line
+from hatch_cuda_aot.sources import read_tree
+from hatch_cuda_aot.stage import FOLDER, runtime_files
+from hatch_cuda_aot.toolchain import check_platform, requirements
+
+__all__ = ["Built", "Project"]
+
+HOOK = "cuda-aot"
+
+#: What the loader imports at run time, and what else may bring it along.
+_RUNTIME_REQUIREMENTS = {
+    "cuda-core": (),
+    "cuda-bindings": ("cuda-python", "cuda-core[cu12]", "cuda-core[cu13]"),
+    "platformdirs": (),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A finished build: the files of ``_cuda_aot/`` by name, and what was done for them."""
+
+    files: dict[str, bytes]
+    result: BuildResult
+
+
+class Project:
+    """A project with ``[tool.cuda-aot]`` in its pyproject.toml."""
+
+    def __init__(self, builder: WheelBuilder) -> None:
+        self._builder = builder
+        self.root = Path(builder.root)
+
+    @classmethod
+    def at(cls, root: Path) -> Project:
+        """Return the project in the folder `root`.
+
+        Raises:
+            ConfigError: if there is none, or its wheel target does not use the hook.
+
+        """
+        if not (root / "pyproject.toml").is_file():
+            raise ConfigError([Problem(str(root), "there is no pyproject.toml here: run this in a project's folder")])
+        project = cls(WheelBuilder(str(root)))
+        if HOOK not in project._builder.config.hook_config:
+            message = f"missing: without it hatchling never runs the hook, and wheels have no kernels. Add\n[{HOOK_TABLE}]"
+            raise ConfigError([Problem(f"[{HOOK_TABLE}]", message)])
+        return project
+
+    def config(self) -> Config:
+        """Read and check the configuration.
+
+        Raises:
+            ConfigError: with every problem found.
+
+        """
+        raw = self._builder.metadata.config.get("tool", {}).get("cuda-aot", {})
+        hook = self._builder.config.hook_config.get(HOOK, {})
+        return load_config(self.root, raw, hook, self._packages())
+
+    def compiler_requirements(self) -> list[str]:
+        """Return the packages that hold the compiler which this project needs."""
+        check_platform()
+        config = self.config()
+        line = select_line(config.cuda, config.modules, visible_ccs)
+        return requirements(line, needs_of(_modules(config)))
+
+    def build(self, config: Config, reporter: Reporter) -> Built:
+        """Compile everything and return the files of ``_cuda_aot/``.
+
+        Raises:
+            BuildError: whatever is wrong.
+
+        """
+        self._check_runtime_requirements()
+        result = build_project(config, reporter, open_cache())
+        files = manifest_files(config.package, result.modules, result.toolchain, __version__)
+        names = {kernel.name for module in result.modules for kernel in module.kernels}
+        return Built({**runtime_files(names), **files}, result)
+
+    def sources(self, config: Config) -> list[str]:
+        """Return every file that a build reads, relative to the root: what an sdist must carry."""
+        return sorted({path for module in _modules(config) for path, _ in module.tree.files})
+
+    def folder(self, config: Config) -> Path:
+        """Return ``_cuda_aot/`` in the source tree."""
+        return self.root / config.package_dir / FOLDER
+
+    def wheel_folder(self, config: Config) -> str:
+        """Return ``_cuda_aot/`` as a path in the wheel."""
+        inside = self._builder.config.get_distribution_path(f"{config.package_dir}/")
+        return f"{inside.rstrip('/')}/{FOLDER}".replace("\\", "/")
+
+    def stale_files(self, config: Config) -> set[str]:
+        """Return what lies in ``_cuda_aot/`` of the source tree, as paths in the wheel."""
+        folder = self.folder(config)
+        inside = self.wheel_folder(config)
+        return {f"{inside}/{path.relative_to(folder).as_posix()}" for path in folder.rglob("*") if path.is_file()}
+
+    def sdist_warnings(self, config: Config) -> list[str]:
+        """Say which sources and headers the project's sdist would lack; a wheel could not be built from it."""
+        if (self.root / "PKG-INFO").is_file():  # this is an sdist, unpacked
+            return []
+        sdist = SdistBuilder(str(self.root))
+        if HOOK in sdist.config.hook_config:  # then the hook adds them itself
+            return []
+        lacking = [path for path in self.sources(config) if not _ships(sdist, path)]
+        if not lacking:
+            return []
+        shown = ", ".join(lacking[:5]) + (f" and {len(lacking) - 5} more" if len(lacking) > 5 else "")
+        return [f"the sdist will lack {shown}: add them to [tool.hatch.build.targets.sdist]"]
+
+    def _packages(self) -> list[str]:
+        try:
+            return list(self._builder.config.packages) or list(self._builder.config.default_packages())
+        except ValueError:  # hatchling finds nothing to ship; it says so itself when it builds
+            return []
+
+    def _check_runtime_requirements(self) -> None:
+        core = self._builder.metadata.core
+        declared = [*core.dependencies, *(item for group in core.optional_dependencies.values() for item in group)]
+        missing = _missing_requirements(declared)
+        if missing:
+            lines = "\n".join(f'    "{name}",' for name in missing)
+            message = (
+                f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing, which the loader in the built package "
+                f"imports. Add\n[project]\ndependencies = [\n{lines}\n]"
+            )
+            raise ConfigError([Problem("project.dependencies", message)])
+
+
+def _ships(sdist: SdistBuilder, path: str) -> bool:
+    only = sdist.config.only_include
+    if only and not any(path == start or path.startswith(f"{start}/") for start in only):
+        return False
+    return bool(sdist.config.include_path(path, explicit=bool(only)))
+
+
+def _modules(config: Config) -> list[Module]:
+    return [
+        Module(module, read_tree(config.root, module.sources, module.settings.include_dirs))
+        for module in config.modules
+    ]
+
+
+def _missing_requirements(declared: Iterable[str]) -> list[str]:
+    present: set[str] = set()
+    for text in declared:
+        try:
+            requirement = Requirement(text)
+        except InvalidRequirement:
+            continue
+        name = canonicalize_name(requirement.name)
+        present.update((str(name), *(f"{name}[{extra}]" for extra in requirement.extras)))
+    return [
+        name for name, others in _RUNTIME_REQUIREMENTS.items() if name not in present and present.isdisjoint(others)
+    ]
