@@ -1,0 +1,191 @@
+"""Ranks the images of a module for one device: which run there, in which order, and why the others do not.
+
+Pure: images and facts in, ranked candidates out.  The rules themselves stand in `arch`; this module adds the driver's
+version and the order of preference.  The build side uses it as well, to say what a device would get.
+"""
+
+from __future__ import annotations
+
+from operator import itemgetter
+from typing import TYPE_CHECKING, NamedTuple
+
+from .arch import TEGRA, canonical_cc, format_cc, format_cuda, runs_cubin, runs_ptx
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from .manifest import Image
+
+__all__ = ["CHOSEN", "REFUSED", "REJECTED", "USABLE", "Candidate", "DeviceFacts", "advise", "is_tegra", "rank"]
+
+#: The best image for the device: the one that is loaded.
+CHOSEN = "chosen"
+#: Runs on the device as well, and would be taken if the better ones were not there.
+USABLE = "usable"
+#: Was tried, and the driver refused it although the rules allow it.
+REFUSED = "refused"
+#: Does not run on the device.
+REJECTED = "rejected"
+
+
+class DeviceFacts(NamedTuple):
+    """What decides which images run.
+
+    Attributes:
+        cc: compute capability as ``major * 10 + minor``.
+        driver: the CUDA version of the driver as ``cuDriverGetVersion`` counts (13000 for 13.0), or None for a driver
+            that is new enough for everything.
+        tegra: whether the GPU is integrated in a Tegra or Jetson system.
+        ordinal: the device's number in the process, None for a device that is not there.
+        name: the device's name, such as ``"NVIDIA H200"``; empty for a device that is not there.
+
+    """
+
+    cc: int
+    driver: int | None = None
+    tegra: bool = False
+    ordinal: int | None = None
+    name: str = ""
+
+    def __str__(self) -> str:
+        parts = [f"compute capability {format_cc(self.cc)}"]
+        if self.tegra:
+            parts.append("Tegra")
+        parts.append("any driver" if self.driver is None else f"driver of CUDA {format_cuda(self.driver)}")
+        if self.ordinal is None:
+            return ", ".join(parts)
+        return f"device {self.ordinal} ({', '.join([self.name, *parts] if self.name else parts)})"
+
+
+class Candidate(NamedTuple):
+    """One image as seen by one device.
+
+    Attributes:
+        image: the image.
+        verdict: `CHOSEN`, `USABLE`, `REFUSED` or `REJECTED`.
+        reason: why, in a few words.
+        needs_driver: the CUDA version of the driver (13000 for 13.0) that the image waits for, where that alone stands
+            between it and the device; else None.
+        forced_out: whether only the wish for PTX stands between it and the device.
+
+    """
+
+    image: Image
+    verdict: str
+    reason: str
+    needs_driver: int | None = None
+    forced_out: bool = False
+
+
+def rank(
+    images: Iterable[Image],
+    device: DeviceFacts,
+    *,
+    kernel: str | None = None,
+    force_ptx: bool = False,
+    refused: Mapping[str, str] | None = None,
+) -> list[Candidate]:
+    """Return a candidate for each of `images`: what runs on `device`, best first, then the refused, then the others.
+
+    The order of preference is: machine code for exactly this compute capability (``a`` before ``f`` before plain), then
+    for its family, then of the same major version with the highest minor version not above; then PTX (``a`` exact, then
+    the family's, then plain) of the highest version not above.  The order of `images` does not matter.
+
+    Args:
+        images: of one module.
+        device: what to rank them for.
+        kernel: canonical name of a kernel that the image must hold; None for any.
+        force_ptx: whether to pass over machine code (``CUDA_AOT_FORCE_PTX``).
+        refused: file name of an image -> what the driver said when it refused it.
+
+    """
+    running: list[tuple[_Key, Candidate]] = []
+    refusals: list[tuple[_Key, Candidate]] = []
+    others: list[tuple[_Key, Candidate]] = []
+    for image in images:
+        tier = _tier(image, device)
+        candidate = _judge(image, device, tier, force_ptx=force_ptx, kernel=kernel)
+        # 10.1 and 11.0 are one compute capability under two names: the device's own name first.  Where all else ties,
+        # the spelling decides, so that the manifest's order never does.
+        cc = image.arch.cc
+        key = (tier, -canonical_cc(cc), cc != device.cc, str(image.arch), image.file)
+        if candidate.verdict == REJECTED:
+            others.append((key, candidate))
+        elif refused and image.file in refused:
+            refusals.append((key, candidate._replace(verdict=REFUSED, reason=refused[image.file])))
+        else:
+            running.append((key, candidate))
+    ranked = [candidate for group in (running, refusals, others) for _, candidate in sorted(group, key=itemgetter(0))]
+    if running:
+        ranked[0] = ranked[0]._replace(verdict=CHOSEN)
+    return ranked
+
+
+def advise(candidates: Sequence[Candidate], device: DeviceFacts, package: str) -> list[str]:
+    """Return what to change so that one of `candidates`, none of which runs, would: one sentence each, best first."""
+    advice = []
+    if any(candidate.forced_out for candidate in candidates):
+        advice.append("Unset CUDA_AOT_FORCE_PTX: machine code for this device is there.")
+    waiting = [candidate for candidate in candidates if candidate.needs_driver is not None]
+    if waiting:
+        first = min(waiting, key=lambda candidate: (candidate.needs_driver, str(candidate.image.arch)))
+        needed = format_cuda(first.needs_driver or 0)
+        image = first.image
+        because = f"PTX {image.ptx_version} of {image.arch}" if image.ptx_version else str(image.arch)
+        advice.append(f"Upgrade the NVIDIA driver to one of CUDA {needed} or newer, which takes {because}.")
+    if any(candidate.verdict == REFUSED for candidate in candidates):
+        advice.append(f"The driver refused an image that should run: reinstall {package}, or report it to its authors.")
+    ask = "Or ask" if advice else "Ask"
+    advice.append(f'{ask} the authors of {package} to add "sm_{device.cc}" to archs under [tool.cuda-aot].')
+    return advice
+
+
+def is_tegra(cc: int) -> bool:
+    """Tell whether devices of compute capability `cc` are integrated in a Tegra or Jetson system."""
+    return canonical_cc(cc) in TEGRA
+
+
+#: In order of preference; the position in this tuple is the first part of the sort key.
+_TIERS = (
+    "exact, architecture-specific",
+    "exact, family-specific",
+    "exact",
+    "of the same family",
+    "of the same major version",
+    "compiled by the driver, architecture-specific",
+    "compiled by the driver, family-specific",
+    "compiled by the driver",
+)
+_SAME_FAMILY, _SAME_MAJOR, _FIRST_PTX = 3, 4, 5
+_SUFFIXES = ("a", "f", "")
+
+_Key = tuple[int, int, bool, str, str]
+
+
+def _judge(image: Image, device: DeviceFacts, tier: int, *, force_ptx: bool, kernel: str | None) -> Candidate:
+    """Return `image` as seen by `device`: `USABLE` where it runs, else `REJECTED`."""
+    arch = image.arch
+    fit = runs_ptx(arch, device.cc) if arch.virtual else runs_cubin(arch, device.cc, tegra=device.tegra)
+    if fit is not None:
+        return Candidate(image, REJECTED, fit)
+    if kernel is not None and kernel not in image.kernels:
+        return Candidate(image, REJECTED, f"was built without {kernel}")
+    if device.driver is not None and image.min_driver > device.driver:
+        what = f"PTX {image.ptx_version} needs" if image.ptx_version else "needs"
+        reason = f"{what} a driver of CUDA {format_cuda(image.min_driver)}; this one is of {format_cuda(device.driver)}"
+        return Candidate(image, REJECTED, reason, needs_driver=image.min_driver)
+    if force_ptx and not arch.virtual:
+        return Candidate(image, REJECTED, "CUDA_AOT_FORCE_PTX is set", forced_out=True)
+    origin = f"PTX {image.ptx_version or ''}".strip() if arch.virtual else f"machine code for {format_cc(arch.cc)}"
+    return Candidate(image, USABLE, f"{origin}, {_TIERS[tier]}")
+
+
+def _tier(image: Image, device: DeviceFacts) -> int:
+    """Return the position in `_TIERS` that `image` has if it runs on `device` at all."""
+    arch = image.arch
+    suffix = _SUFFIXES.index(arch.suffix)
+    if arch.virtual:
+        return _FIRST_PTX + suffix
+    if canonical_cc(arch.cc) == canonical_cc(device.cc):
+        return suffix
+    return _SAME_FAMILY if arch.suffix else _SAME_MAJOR

@@ -1,0 +1,1 @@
+"""One kernel that reads variables which the host sets by name."""
