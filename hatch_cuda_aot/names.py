@@ -36,7 +36,8 @@ def source_name(symbol: str) -> str:
         return symbol
     local = re.fullmatch(r"_ZZ(.+)E(\d+)(.+?)(?:_\d+)?", symbol)  # a static variable in a function
     if local is not None and len(local[3]) == int(local[2]):
-        return f"{source_name('_Z' + local[1])}::{local[3]}"
+        function = source_name(f"_Z{local[1]}")
+        return symbol if function.startswith("_Z") else f"{function}::{local[3]}"
     demangled = _demangle(symbol)
     return canonical_name(demangled) if demangled else symbol
 

@@ -101,7 +101,8 @@ class _Rule:
                 "remove it for this module, or put its sources into one file"
             )
         if self.name == "--ptxas-options":
-            return next(filter(None, map(_check_ptxas, _split_commas(given.value or ""))), None)
+            options = _split_commas(given.value or "")
+            return next(filter(None, map(_check_ptxas, options)), None) if options else f"needs {self.expects}"
         return None
 
     def spell(self, given: _Given) -> str:
@@ -186,7 +187,7 @@ _TABLE: tuple[_Rule, ...] = (
         to_nvrtc=False,
         to_ptxas=lambda given: _split_commas(given.value or ""),
     ),
-    _Rule("--restrict", "-restrict"),
+    _Rule("--restrict", "-restrict", survives_linking=False),
     _Rule("--extra-device-vectorization", "-extra-device-vectorization", survives_linking=False),
     _Rule("--jump-table-density", "-jtd", "[0-9]+", "a percentage", survives_linking=False),
     _Rule("--split-compile", "-split-compile", "[0-9]+", "a number of threads", survives_linking=False),
@@ -197,7 +198,7 @@ _TABLE: tuple[_Rule, ...] = (
     _front_end("--builtin-move-forward", "-builtin-move-forward", _BOOLEAN, _BOOLEAN_WORDS),
     _front_end("--builtin-initializer-list", "-builtin-initializer-list", _BOOLEAN, _BOOLEAN_WORDS),
     _front_end("--device-as-default-execution-space", "-default-device"),
-    _front_end("--optimization-info", "-opt-info", "inline", "the value inline"),
+    _Rule("--optimization-info", "-opt-info", "inline", "the value inline", survives_linking=False),
     _front_end("--display-error-number", "-err-no"),
     _front_end("--no-display-error-number", "-no-err-no"),
     _front_end("--diag-error", "-diag-error", "[0-9, ]+", "diagnostic numbers"),
