@@ -53,7 +53,10 @@ class SourceTree:
     @classmethod
     def of_texts(cls, texts: Mapping[str, str]) -> SourceTree:
         """Return the tree of files given as text by path."""
-        return cls(tuple(sorted((path, text.encode()) for path, text in texts.items())))
+        files = tuple(sorted((path, text.encode()) for path, text in texts.items()))
+        names = {PurePosixPath(path).name for path in texts}
+        included = {name for _, content in files for name in _includes(content)}
+        return cls(files, frozenset(name for name in included if PurePosixPath(name).name not in names))
 
 
 def expand(root: Path, patterns: Sequence[str], place: str) -> tuple[list[str], list[Problem]]:

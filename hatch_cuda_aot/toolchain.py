@@ -299,11 +299,12 @@ def _load_from_wheel(wheel: str, library: str) -> None:
     It takes what is loaded already.  Left to itself it also searches the environment around an isolated build, and loads
     NVRTC 13 where the build asked for 12.
     """
-    name = rf"/(lib{library}\.so\.\d+|{library}(64)?_\d+_0(_\d+)?\.dll)"
-    file = _file_of(wheel, lambda path: re.search(name + "$", path, re.IGNORECASE) is not None)
-    if file is not None:
-        with contextlib.suppress(OSError):  # cuda.bindings will say why
-            ctypes.CDLL(str(file), mode=ctypes.RTLD_GLOBAL)
+    for part in (f"{library}-builtins", library):  # NVRTC 13.0 does not find its builtins by itself
+        name = rf"/(lib{part}\.so(\.\d+)+|{part}(64)?_\d+(_0)?(_\d+)?\.dll)"
+        file = _file_of(wheel, re.compile(name + "$", re.IGNORECASE).search)
+        if file is not None:
+            with contextlib.suppress(OSError):  # cuda.bindings will say why
+                ctypes.CDLL(str(file), mode=ctypes.RTLD_GLOBAL)
 
 
 def _find_ptxas(line: Line, missing: list[str]) -> tuple[str, str]:
@@ -399,7 +400,7 @@ def _check_nvjitlink(line: Line, missing: list[str]) -> None:
         missing.append(f"nvJitLink {line.version} (found {found})")
 
 
-def _file_of(distribution: str, wanted: Callable[[str], bool]) -> Path | None:
+def _file_of(distribution: str, wanted: Callable[[str], object]) -> Path | None:
     """Return the first installed file of a distribution whose path satisfies `wanted`."""
     try:
         files = importlib.metadata.files(distribution) or ()

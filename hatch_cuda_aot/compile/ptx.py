@@ -110,7 +110,12 @@ def is_toolkit_symbol(symbol: str, namespaces: Collection[str | None] | None = N
 
 def opened_toolkit_namespaces(sources: Iterable[str]) -> frozenset[str]:
     """Return the toolkit's namespaces that project sources open themselves, for instance to specialise a template."""
-    opened = {match["name"] for text in sources for match in _NAMESPACE.finditer(text) if not match["using"]}
+    opened = {
+        match["name"] or (match["macro"] or match["cuda"]).lower()
+        for text in sources
+        for match in _NAMESPACE.finditer(text)
+        if not match["using"]
+    }
     return frozenset(opened & _TOOLKIT_NAMESPACES)
 
 
@@ -122,7 +127,10 @@ def retarget(text: str, target: str) -> str:
 _VERSION = re.compile(r"^\.version\s+([0-9.]+)", re.MULTILINE)
 _TARGET = re.compile(r"^\.target\s+(\w+)", re.MULTILINE)
 _WORD = re.compile(r"[A-Za-z_$][\w$]*")
-_NAMESPACE = re.compile(r"\b(?P<using>using\s+)?namespace\s+(?P<name>\w+)")
+_NAMESPACE = re.compile(
+    r"\b(?P<using>using\s+)?namespace\s+(?P<name>\w+)"
+    r"|\b(?P<macro>CUB|THRUST)_NAMESPACE_BEGIN\b|\b_\w+_BEGIN_NAMESPACE_(?P<cuda>CUDA)"  # CCCL's own macros for it
+)
 _ENTRY = re.compile(r"^(?:\.visible |\.weak )?\.entry (?P<name>[\w$]+)\s*\((?P<params>[^)]*)\)", re.MULTILINE)
 _PARAM = re.compile(
     r"\.param\s+(?:\.align\s+(?P<align>\d+)\s+)?\.(?P<type>[a-z]+\d+)\s+(?:\.ptr\s+(?:\.\w+\s+)*?(?:\.align\s+\d+\s+)?)?"

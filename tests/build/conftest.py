@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from hatch_cuda_aot.toolchain import Needs, line_named, requirements
+from tests.wheels import ROOT, make_wheelhouse
 
-ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "example_pkg"
 PACKAGES = ROOT / "tests" / "packages"
 
@@ -67,10 +67,7 @@ def compiler(request: pytest.FixtureRequest) -> Compiler:
 @pytest.fixture(scope="session")
 def wheelhouse(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the wheel of this very hatch-cuda-aot, for builds that fetch it."""
-    folder = tmp_path_factory.mktemp("wheelhouse")
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(ROOT)]
-    subprocess.run(command, check=True)
-    return folder
+    return make_wheelhouse(tmp_path_factory.mktemp("wheelhouse"))
 
 
 def make_compiler(config: pytest.Config, line: str) -> Compiler:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 import subprocess
 import sys
 import venv
@@ -14,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.build.conftest import EXAMPLE, ROOT, make_compiler
+from tests.build.conftest import EXAMPLE, make_compiler
+from tests.wheels import ROOT, copy_project, frontend_environ, only_wheel
 
 ARCHS = ["sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_120"]
 MODULES = ["axpy", "histogram", "reduce", "softmax"]
@@ -48,18 +48,11 @@ class Frontend:
 
     def __init__(self, folder: Path, wheelhouse: Path) -> None:
         self.folder = folder
-        find_links = [os.environ.get("PIP_FIND_LINKS", ""), str(wheelhouse)]
-        self.environ = {
-            **os.environ,
-            "PIP_FIND_LINKS": " ".join(filter(None, find_links)),
-            "UV_FIND_LINKS": str(wheelhouse),
-            "HATCH_CUDA_AOT_CACHE_DIR": str(folder / "cache"),
-        }
+        cache = str(folder / "cache")
+        self.environ = {**frontend_environ(wheelhouse), "HATCH_CUDA_AOT_CACHE_DIR": cache}
 
     def copy(self, name: str) -> Path:
-        target = self.folder / name
-        ignored = shutil.ignore_patterns("_cuda_aot", "__pycache__", "dist")
-        return Path(shutil.copytree(EXAMPLE, target, ignore=ignored))
+        return copy_project(EXAMPLE, self.folder / name)
 
     def run(self, *command: str, cwd: Path, check: bool = True, **environ: str) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
@@ -90,11 +83,6 @@ def isolated(frontend: Frontend) -> Path:
     project = frontend.copy("isolated")
     frontend.python("-m", "pip", "wheel", "--no-deps", "--wheel-dir", "out", ".", cwd=project)
     return only_wheel(project / "out")
-
-
-def only_wheel(folder: Path) -> Path:
-    (wheel,) = folder.glob("*.whl")
-    return wheel
 
 
 def digests(wheel: Path) -> dict[str, str]:

@@ -10,7 +10,6 @@ import hashlib
 import importlib
 import json
 import os
-import shutil
 import subprocess
 import sys
 import zipfile
@@ -19,6 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from tests.wheels import build_wheel, copy_project, make_wheelhouse, only_wheel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -110,10 +111,10 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
     def find(variant: str) -> Path:
         folder = root / variant
-        if not given and not folder.exists():
-            _build(variant, folder)
-        (path,) = folder.glob("*.whl")
-        return path
+        if given or folder.exists():
+            return only_wheel(folder)
+        house = root / "wheelhouse"
+        return build(variant, folder, house if house.exists() else make_wheelhouse(house))
 
     return find
 
@@ -161,15 +162,13 @@ def _forget(package: str) -> None:
         del sys.modules[name]
 
 
-def _build(variant: str, folder: Path) -> None:
+def build(variant: str, folder: Path, wheelhouse: Path) -> Path:
+    """Build the wheel of a variant into `folder`, with the hatch-cuda-aot in `wheelhouse`."""
     project, archs, cuda = VARIANTS[variant]
-    copy = folder / "project"
-    shutil.copytree(project, copy)
-    env = {**os.environ, "HATCH_CUDA_AOT_CUDA": cuda}
+    environ = {"HATCH_CUDA_AOT_CUDA": cuda}
     if archs is not None:
-        env["HATCH_CUDA_AOT_ARCHS"] = archs
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(copy)]
-    subprocess.run(command, env=env, check=True)
+        environ["HATCH_CUDA_AOT_ARCHS"] = archs
+    return build_wheel(copy_project(project, folder / "project"), folder, wheelhouse, **environ)
 
 
 def _why_not() -> str | None:

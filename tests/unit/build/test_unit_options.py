@@ -298,8 +298,10 @@ def test_linked_modules(
     if name in LOST_IN_LINKING:
         assert flags(routed) == ()
         assert problems == [
-            f"{items[0]!r} has no effect where several sources are device-linked into one module: remove it for this "
-            "module, or put its sources into one file"
+            (
+                f"{items[0]!r} has no effect where several sources are device-linked into one module: remove it for this "
+                "module, or put its sources into one file"
+            )
         ]
     else:
         assert (routed, problems) == (Routed(nvrtc, ptxas, nvjitlink), [])

@@ -34,6 +34,12 @@ def archs(text: str) -> list[Arch]:
     return [Arch.parse(word) for word in text.split()]
 
 
+def since(version: str) -> str:
+    """Return the lines from one on, as messages list them."""
+    versions = [line.version for line in LINES]
+    return ", ".join(versions[versions.index(version) :])
+
+
 @pytest.mark.parametrize(
     ("wanted", "line"),
     [
@@ -84,8 +90,7 @@ def test_known_values() -> None:
             "12.9",
             "sm_90 sm_110",
             ["sm_110"],
-            "CUDA 12.9 cannot compile for sm_110. CUDA 13.0, 13.1, 13.2, 13.3, 13.4, 13.5 can: "
-            'set `cuda`, or leave it at "auto"',
+            f'CUDA 12.9 cannot compile for sm_110. CUDA {since("13.0")} can: set `cuda`, or leave it at "auto"',
         ),
         (
             "13.0",
@@ -103,13 +108,16 @@ def test_known_values() -> None:
             "13.3",
             "sm_107f",
             ["sm_107f"],
-            'CUDA 13.3 cannot compile for sm_107f. CUDA 13.4, 13.5 can: set `cuda`, or leave it at "auto"',
+            f'CUDA 13.3 cannot compile for sm_107f. CUDA {since("13.4")} can: set `cuda`, or leave it at "auto"',
         ),
         (
             "auto",
             "sm_101 sm_110",
             ["sm_101"],
-            "CUDA 13.5 cannot compile for sm_101. No one CUDA line compiles all of sm_101, sm_110: leave out sm_101",
+            (
+                f"CUDA {LINES[-1].version} cannot compile for sm_101. "
+                "No one CUDA line compiles all of sm_101, sm_110: leave out sm_101"
+            ),
         ),
         (
             "auto",
