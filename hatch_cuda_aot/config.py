@@ -17,7 +17,7 @@ from typing import Any
 from hatch_cuda_aot.archs import Target, parse_spelling
 from hatch_cuda_aot.compile.options import Routed, route
 from hatch_cuda_aot.errors import ConfigError, Problem
-from hatch_cuda_aot.sources import expand, is_outside
+from hatch_cuda_aot.sources import expand, is_outside, relative
 from hatch_cuda_aot.toolchain import known_cuda_values
 
 __all__ = [
@@ -437,6 +437,7 @@ class _Values:
         self._defaults = defaults
         self._values: dict[str, Any] = {}
         self._places: dict[str, str] = {}
+        self._wrong: set[str] = set()
 
     def __getitem__(self, name: str) -> Any:
         if name in self._values:
@@ -451,6 +452,10 @@ class _Values:
         if name in self._places:
             return self._places[name]
         return self._defaults.place(name) if self._defaults is not None else f"{TABLE}.{name}"
+
+    def wrong(self, *names: str) -> bool:
+        """Tell whether a value was given for one of these keys and refused."""
+        return not self._wrong.isdisjoint(names)
 
     def take(self, table: Mapping[str, Any], place: str, keys: Sequence[Key]) -> None:
         """Read a table, noting what is wrong with it."""
@@ -477,10 +482,10 @@ class _Values:
     def _set(self, key: Key, value: Any, place: str) -> None:
         try:
             self._values[key.name] = key.parse(value)
-        except _ItemError as error:
-            self._problems.append(Problem(f"{place} #{error.number}", str(error)))
         except ValueError as error:
-            self._problems.append(Problem(place, str(error)))
+            where = f"{place} #{error.number}" if isinstance(error, _ItemError) else place
+            self._problems.append(Problem(where, str(error)))
+            self._wrong.add(key.name)
         self._places[key.name] = place
 
 
@@ -551,24 +556,22 @@ def _descend(root: Path, shipped: str) -> tuple[str, str]:
 def _find_modules(root: Path, values: _Values, problems: list[Problem]) -> tuple[ModuleConfig, ...]:
     modules: list[ModuleConfig] = []
     claimed: dict[str, str] = {}
+    settings = _settings(root, values, problems, linked=False)
     for number, table in enumerate(values["modules"], 1):
         place = f"{values.place('modules')} #{number}"
         module = _read_module(root, table, place, values, problems)
         if module is not None:
             modules.append(module)
             claimed.update(dict.fromkeys(module.sources, place))
-    if not values["sources"] and not values["modules"] and values.place("sources") == f"{TABLE}.sources":
+    if not values["sources"] and not values["modules"] and not values.wrong("sources", "modules"):
         example = f'[{TABLE}]\nsources = ["src/my_package/kernels/*.cu"]'
-        problems.append(
-            Problem(f"{TABLE}.sources", f"missing: there is nothing to compile. Add for instance\n{example}")
-        )
+        message = f"missing: there is nothing to compile. Add for instance\n{example}"
+        problems.append(Problem(values.place("sources"), message))
     files, wrong = expand(root, values["sources"], values.place("sources"))
     problems += wrong
     for file in files:
         if file not in claimed:
-            place = values.place("sources")
-            settings = _settings(root, values, problems, linked=False)
-            modules.append(ModuleConfig(PurePosixPath(file).stem, (file,), (), settings, place))
+            modules.append(ModuleConfig(PurePosixPath(file).stem, (file,), (), settings, values.place("sources")))
     _check_names(modules, problems)
     return tuple(sorted(modules, key=lambda module: module.name))
 
@@ -579,14 +582,12 @@ def _read_module(
     before = len(problems)
     values = _Values(problems, defaults)
     values.take(table, place, MODULE_KEYS)
-    if "sources" not in table:
+    name, sources = table.get("name"), []
+    if table.get("sources", []) == []:
         problems.append(Problem(f"{place}.sources", "missing: list the files that make this module"))
-        return None
-    if len(problems) > before:
-        return None
-    sources, wrong = expand(root, values["sources"], f"{place}.sources")
-    problems += wrong
-    name = table.get("name")
+    elif not values.wrong("sources"):
+        sources, wrong = expand(root, values["sources"], f"{place}.sources")
+        problems += wrong
     if name is None and len(sources) > 1:
         problems.append(Problem(f"{place}.name", f"missing: a module of {len(sources)} files needs a name"))
     settings = _settings(root, values, problems, linked=len(sources) > 1)
@@ -600,6 +601,7 @@ def _settings(root: Path, values: _Values, problems: list[Problem], *, linked: b
     routed, wrong = route(values["options"], linked=linked)
     place = values.place("options")
     problems += [problem for message in wrong if (problem := Problem(place, message)) not in problems]
+    folders: list[str] = []
     for number, folder in enumerate(values["include-dirs"], 1):
         where = f"{values.place('include-dirs')} #{number}"
         if is_outside(root, folder):
@@ -607,13 +609,13 @@ def _settings(root: Path, values: _Values, problems: list[Problem], *, linked: b
         elif not (root / folder).is_dir():
             problem = Problem(where, f"there is no folder {folder!r} in {root}")
         else:
+            folders.append(relative(root, folder))
             continue
         if problem not in problems:
             problems.append(problem)
-    folders = tuple(os.path.normpath(folder).replace(os.sep, "/") for folder in values["include-dirs"])
     return Settings(
         values["archs"],
-        folders,
+        tuple(folders),
         values["std"],
         values["defines"],
         routed,

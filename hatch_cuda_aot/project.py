@@ -65,7 +65,9 @@ class Project:
             raise ConfigError([Problem(str(root), "there is no pyproject.toml here: run this in a project's folder")])
         project = cls(WheelBuilder(str(root)))
         if HOOK not in project._builder.config.hook_config:
-            message = f"missing: without it hatchling never runs the hook, and wheels have no kernels. Add\n[{HOOK_TABLE}]"
+            message = (
+                f"missing: without it hatchling never runs the hook, and wheels have no kernels. Add\n[{HOOK_TABLE}]"
+            )
             raise ConfigError([Problem(f"[{HOOK_TABLE}]", message)])
         return project
 

@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 
 from hatch_cuda_aot.errors import Problem, SourceError
 
-__all__ = ["SourceTree", "expand", "read_tree"]
+__all__ = ["SourceTree", "expand", "is_outside", "read_tree", "relative"]
 
 
 @dataclass(frozen=True)
@@ -77,14 +77,19 @@ def expand(root: Path, patterns: Sequence[str], place: str) -> tuple[list[str], 
         matches = [path for path in glob.glob(pattern, root_dir=root, recursive=True) if (root / path).is_file()]
         if not matches:
             problems.append(Problem(where, f"{pattern!r} matches no file in {root}. {_suggest(root)}"))
-        found.update(PurePosixPath(os.path.normpath(path).replace(os.sep, "/")).as_posix() for path in matches)
+        found.update(relative(root, path) for path in matches)
     return sorted(found), problems
 
 
 def is_outside(root: Path, path: str) -> bool:
     """Tell whether a path or pattern given relative to `root` leaves it."""
     normal = os.path.normpath(root / path)
-    return not (normal == str(root) or normal.startswith(str(root) + os.sep))
+    return not (normal == str(root) or normal.startswith(os.path.join(root, "")))
+
+
+def relative(root: Path, path: str) -> str:
+    """Return the path of a file in the project relative to `root`, with forward slashes, however it was given."""
+    return os.path.relpath(root / path, root).replace(os.sep, "/")
 
 
 def read_tree(root: Path, sources: Iterable[str], include_dirs: Sequence[str]) -> SourceTree:
@@ -113,10 +118,12 @@ def read_tree(root: Path, sources: Iterable[str], include_dirs: Sequence[str]) -
             raise SourceError(message) from error
         for name in _includes(contents[path]):
             folders = dict.fromkeys([str(PurePosixPath(path).parent), *beside_sources, *include_dirs])
-            found = [header for folder in folders if (header := _locate(root, folder, name, path)) is not None]
-            waiting += found
+            found = [header for folder in folders if (root / (header := os.path.join(folder, name))).is_file()]
             if not found:
                 unresolved.add(name)
+            elif is_outside(root, found[0]):
+                raise SourceError(_outside(root, name, found[0], path))
+            waiting += [relative(root, header) for header in found if not is_outside(root, header)]
     return SourceTree(tuple(sorted(contents.items())), frozenset(unresolved))
 
 
@@ -132,19 +139,11 @@ def _includes(content: bytes) -> list[str]:
     return [match[1].decode("utf-8", errors="replace").strip() for match in _INCLUDE.finditer(joined)]
 
 
-def _locate(root: Path, folder: str, name: str, included_from: str) -> str | None:
-    if os.path.isabs(name):
-        return None
-    path = os.path.normpath(os.path.join(folder, name))
-    if not (root / path).is_file():
-        return None
-    if is_outside(root, path):
-        message = (
-            f"{included_from} includes {name!r}, which lies outside the project {root} (at {os.path.normpath(root / path)}): "
-            f"sdists cannot carry it. {_MOVE}"
-        )
-        raise SourceError(message)
-    return path.replace(os.sep, "/")
+def _outside(root: Path, name: str, header: str, included_from: str) -> str:
+    return (
+        f"{included_from} includes {name!r}, which lies outside the project {root} (at {os.path.normpath(root / header)}): "
+        f"sdists cannot carry it. {_MOVE}"
+    )
 
 
 def _suggest(root: Path) -> str:

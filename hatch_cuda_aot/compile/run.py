@@ -60,7 +60,7 @@ def _front(task: FrontTask) -> FrontResult:
         text = ptx.prune(text, own=ptx.opened_toolkit_namespaces(task.tree.texts()))
     module = ptx.parse(text)
     _check_front(task, module, symbols)
-    return FrontResult(text.encode(), symbols, _minimum_driver(module.version), log)
+    return FrontResult(text.encode(), symbols, _minimum_driver(module.version, task.compiler.line), log)
 
 
 def _compile(task: FrontTask, options: tuple[str, ...]) -> tuple[str, dict[str, str], str]:
@@ -263,11 +263,19 @@ _HEADER_WHEELS = {
 }
 
 
-def _minimum_driver(ptx_version: str) -> int:
-    """Return the CUDA version (13000 for 13.0) of the first driver that reads this version of the PTX ISA."""
+def _minimum_driver(ptx_version: str, line: str) -> int:
+    """Return the CUDA version (13000 for 13.0) of the first driver that reads this version of the PTX ISA.
+
+    Where cuda.bindings does not know it (its releases for Python 3.10 end before the newest compilers), the answer is the
+    compiler's own release, than which its PTX is never newer.
+    """
     from cuda.bindings.utils import get_minimal_required_cuda_ver_from_ptx_ver
 
-    return int(get_minimal_required_cuda_ver_from_ptx_ver(ptx_version))
+    try:
+        return int(get_minimal_required_cuda_ver_from_ptx_ver(ptx_version))
+    except ValueError:
+        major, minor = line.split(".")
+        return int(major) * 1000 + int(minor) * 10
 
 
 def _signal_name(number: int) -> str:

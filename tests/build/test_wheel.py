@@ -184,7 +184,30 @@ def test_pip_without_isolation(frontend: Frontend, isolated: Path, line_environm
     assert digests(only_wheel(project / "out")).keys() == digests(isolated).keys()
     assert "cuda-aot: building 4 modules, 32 cubins and 8 PTX with CUDA 12.9" in done.stdout
     assert "cuda-aot: built 9 kernels in 40 images" in done.stdout
-    assert not [line for line in done.stdout.splitlines() if "compile axpy" in line]
+    assert "compile axpy" not in done.stdout
+
+
+def test_verbose_build(frontend: Frontend, line_environment: Path) -> None:
+    """With more verbosity the hook shows each compilation and the compiler's warnings, which it only counts otherwise."""
+    project = frontend.copy("verbose")
+    command = ["-m", "hatchling", "build", "-t", "wheel"]
+    quiet = frontend.run(str(line_environment), *command, cwd=project)
+    assert len([line for line in quiet.stdout.splitlines() if line.startswith("cuda-aot: ")]) == 2
+    assert "compiler warnings (shown with -v)" in quiet.stdout
+    verbose = frontend.run(str(line_environment), *command, cwd=project, HATCH_VERBOSE="1")
+    assert len([line for line in verbose.stdout.splitlines() if line.startswith("cuda-aot: assemble ")]) == 32
+    assert "was declared deprecated" in verbose.stdout
+
+
+def test_native_without_a_gpu(frontend: Frontend, line_environment: Path) -> None:
+    """The word `native` needs a GPU where the build runs, and the error says what to write instead."""
+    project = frontend.copy("native")
+    command = ["-m", "hatchling", "build", "-t", "wheel"]
+    done = frontend.run(str(line_environment), *command, cwd=project, check=False, HATCH_CUDA_AOT_ARCHS="native")
+    if done.returncode == 0:
+        pytest.skip("this machine has a GPU")
+    assert 'cuda-aot: `archs` asks for "native", but ' in done.stdout
+    assert 'List the architectures to build for instead, such as "sm_90"' in done.stdout
 
 
 def test_missing_compiler_without_isolation(frontend: Frontend, line_environment: Path) -> None:

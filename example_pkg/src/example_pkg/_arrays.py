@@ -123,7 +123,7 @@ def _strided_view(name: str, array: object, stream: int) -> StridedMemoryView:
             "for example with cupy.asarray(...) or torch.as_tensor(..., device='cuda')"
         )
     try:
-        return StridedMemoryView(array, stream)
+        return StridedMemoryView.from_any_interface(array, stream)
     except BufferError as error:
         raise TypeError(f"{name}: {kind} cannot be viewed: {error}") from error
 
