@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from hatch_cuda_aot.runtime.arch import Arch
+from hatch_cuda_aot.runtime.arch import Arch, runs_ptx
 from hatch_cuda_aot.toolchain import Line
 
 __all__ = ["EXPECTED", "WORDS", "Target", "parse_spelling", "resolve"]
@@ -110,7 +110,7 @@ def _nvidia(match: re.Match[str]) -> tuple[Target, ...]:
 
 def _split(match: re.Match[str]) -> tuple[Target, ...]:
     image, front = Arch.parse(match[1]), Arch.parse(match[2])
-    if front.cc > image.cc or (front.suffix == "a" and (front.cc, image.suffix) != (image.cc, "a")):
+    if runs_ptx(front, image.cc) is not None or (front.suffix == "a" and image.suffix != "a"):
         message = f"{match[0]!r}: {image} cannot be made from {front}, which it does not run"
         raise ValueError(message)
     return (Target(image, front),)

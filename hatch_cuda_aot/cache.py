@@ -7,6 +7,7 @@ of the programs and headers.  Where a key cannot say all of that, nothing is cac
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import os
 import pickle
@@ -14,7 +15,7 @@ import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from hatch_cuda_aot.compile.tasks import AssembleResult, AssembleTask, FrontResult, FrontTask
+from hatch_cuda_aot.compile.tasks import FrontResult, FrontTask, ImageResult, ImageTask
 from hatch_cuda_aot.toolchain import Toolchain
 
 __all__ = ["Cache", "default_folder", "key_of", "open_cache"]
@@ -33,7 +34,7 @@ class Cache:
         self._folder = folder
         self.hits = 0
 
-    def get(self, key: str) -> FrontResult | AssembleResult | None:
+    def get(self, key: str) -> FrontResult | ImageResult | None:
         """Return the result stored under `key`, or None."""
         path = self._path(key)
         try:
@@ -50,7 +51,7 @@ class Cache:
         self.hits += 1
         return pickle.loads(payload)  # type: ignore[no-any-return]  # noqa: S301 -- written by this user, for this user
 
-    def put(self, key: str, result: FrontResult | AssembleResult) -> None:
+    def put(self, key: str, result: FrontResult | ImageResult) -> None:
         """Store a result; a folder that cannot be written to only costs the next build time."""
         payload = pickle.dumps(result)
         path = self._path(key)
@@ -81,10 +82,11 @@ class Cache:
         return self._folder / key[:2] / key
 
 
-def key_of(task: FrontTask | AssembleTask, toolchain: Toolchain) -> str:
+def key_of(task: FrontTask | ImageTask, toolchain: Toolchain) -> str:
     """Return the digest of everything that the task's result depends on."""
     fields: list[tuple[str, object]] = [
         ("schema", SCHEMA),
+        ("program", _program_digest()),
         ("kind", type(task).__name__),
         ("line", toolchain.line),
         ("arch", str(task.arch)),
@@ -104,6 +106,17 @@ def key_of(task: FrontTask | AssembleTask, toolchain: Toolchain) -> str:
     else:
         fields += [("ptx", hashlib.sha256(task.ptx).hexdigest()), ("ptxas", task.ptxas)]
     return hashlib.sha256(repr(fields).encode()).hexdigest()
+
+
+@functools.cache
+def _program_digest() -> str:
+    """Return the digest of our own code that stands between a task and its result."""
+    from hatch_cuda_aot import compile as package
+
+    state = hashlib.sha256()
+    for path in sorted(Path(package.__file__ or "").parent.glob("*.py")):
+        state.update(path.read_bytes())
+    return state.hexdigest()
 
 
 def open_cache(environ: Mapping[str, str] | None = None) -> Cache | None:

@@ -54,6 +54,7 @@ class Settings:
         prune: drop the toolkit's unused constants.
         lineinfo: keep line numbers for profilers.
         debug: compile for the debugger.
+        embed_source: put the sources into the package too.
 
     """
 
@@ -65,6 +66,7 @@ class Settings:
     prune: bool
     lineinfo: bool
     debug: bool
+    embed_source: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -377,6 +379,16 @@ KEYS: tuple[Key, ...] = (
         environment="boolean",
     ),
     Key(
+        "embed-source",
+        "boolean",
+        False,
+        "Ship the sources and the project headers that they include, so that template instantiations which were not built, "
+        "and GPUs that no image fits, are compiled where the package is used. That takes NVRTC there, which is not installed "
+        "by itself. Not for modules of several sources.",
+        _boolean,
+        per_module=True,
+    ),
+    Key(
         "jobs",
         'integer or "auto"',
         "auto",
@@ -569,9 +581,10 @@ def _find_modules(root: Path, values: _Values, problems: list[Problem]) -> tuple
         problems.append(Problem(values.place("sources"), message))
     files, wrong = expand(root, values["sources"], values.place("sources"))
     problems += wrong
-    for file in files:
-        if file not in claimed:
-            modules.append(ModuleConfig(PurePosixPath(file).stem, (file,), (), settings, values.place("sources")))
+    place = values.place("sources")
+    modules += [
+        ModuleConfig(PurePosixPath(file).stem, (file,), (), settings, place) for file in files if file not in claimed
+    ]
     _check_names(modules, problems)
     return tuple(sorted(modules, key=lambda module: module.name))
 
@@ -582,7 +595,8 @@ def _read_module(
     before = len(problems)
     values = _Values(problems, defaults)
     values.take(table, place, MODULE_KEYS)
-    name, sources = table.get("name"), []
+    name: str | None = table.get("name")
+    sources: list[str] = []
     if table.get("sources", []) == []:
         problems.append(Problem(f"{place}.sources", "missing: list the files that make this module"))
     elif not values.wrong("sources"):
@@ -601,6 +615,12 @@ def _settings(root: Path, values: _Values, problems: list[Problem], *, linked: b
     routed, wrong = route(values["options"], linked=linked)
     place = values.place("options")
     problems += [problem for message in wrong if (problem := Problem(place, message)) not in problems]
+    if linked and values["embed-source"]:
+        message = (
+            "has no meaning where several sources are device-linked into one module, as NVRTC alone cannot link: set it to "
+            "false for this module, or put its sources into one file"
+        )
+        problems.append(Problem(values.place("embed-source"), message))
     folders: list[str] = []
     for number, folder in enumerate(values["include-dirs"], 1):
         where = f"{values.place('include-dirs')} #{number}"
@@ -622,6 +642,7 @@ def _settings(root: Path, values: _Values, problems: list[Problem], *, linked: b
         values["prune"] and not values["debug"],
         values["lineinfo"] and not values["debug"],
         values["debug"],
+        values["embed-source"],
     )
 
 

@@ -11,11 +11,14 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hatch_cuda_aot.results import Image, ModuleResult
+from hatch_cuda_aot.results import Image, ModuleResult, Source
 from hatch_cuda_aot.runtime.manifest import FORMAT, INDEX
 from hatch_cuda_aot.toolchain import Toolchain
 
-__all__ = ["image_file", "manifest_files"]
+__all__ = ["SOURCE_FOLDER", "image_file", "manifest_files"]
+
+#: Where sources lie that are shipped, beside the manifest.
+SOURCE_FOLDER = "source"
 
 
 def manifest_files(
@@ -27,9 +30,11 @@ def manifest_files(
     kernels: dict[str, list[str]] = {}
     for module in modules:
         name = f"{module.name}.json"
-        files[name] = _canonical(_module_table(module))
+        files[name] = _canonical(_module_table(module, toolchain))
         index[module.name] = {"file": name, **_identity(files[name])}
         files.update((image_file(module.name, image), image.data) for image in module.images)
+        if module.source is not None:
+            files.update((f"{SOURCE_FOLDER}/{path}", content) for path, content in module.source.files)
         for kernel in module.kernels:
             kernels.setdefault(kernel.name, []).append(module.name)
     files[INDEX] = _canonical(
@@ -50,8 +55,8 @@ def image_file(module: str, image: Image) -> str:
     return f"{module}.{image.arch}.{image.kind}"
 
 
-def _module_table(module: ModuleResult) -> dict[str, Any]:
-    return {
+def _module_table(module: ModuleResult, toolchain: Toolchain) -> dict[str, Any]:
+    table: dict[str, Any] = {
         "format": FORMAT,
         "module": module.name,
         "kernels": {
@@ -65,6 +70,21 @@ def _module_table(module: ModuleResult) -> dict[str, Any]:
         "globals": {name: dataclasses.asdict(variable) for name, variable in module.variables.items()},
         "images": [_image_table(module.name, image) for image in module.images],
     }
+    if module.source is not None:
+        table["source"] = _source_table(module.source, toolchain)
+    return table
+
+
+def _source_table(source: Source, toolchain: Toolchain) -> dict[str, Any]:
+    return {
+        "main": source.main,
+        "options": list(source.options),
+        "ptxas": list(source.ptxas),
+        "folder": SOURCE_FOLDER,
+        "files": {path: _identity(content) for path, content in source.files},
+        "templates": list(source.templates),
+        "cuda": toolchain.line,
+    }
 
 
 def _image_table(module: str, image: Image) -> dict[str, Any]:
@@ -75,8 +95,9 @@ def _image_table(module: str, image: Image) -> dict[str, Any]:
         **_identity(image.data),
         "min_driver": image.min_driver,
         "virtual": str(image.front),
-        "ptx_version": image.ptx_version,
-        "ptx_floor": None,
+        "ptx_version": image.isa.version if image.isa else None,
+        "ptx_floor": image.isa.floor if image.isa else None,
+        "floor_driver": image.isa.floor_driver if image.isa else None,
         "kernels": {name: dataclasses.asdict(taken) if taken else {} for name, taken in image.kernels.items()},
     }
 

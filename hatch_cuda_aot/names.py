@@ -14,20 +14,26 @@ from hatch_cuda_aot.runtime.manifest import canonical_name
 __all__ = ["kernel_names", "source_name"]
 
 
-def kernel_names(symbols: Iterable[str], expressions: Mapping[str, str]) -> dict[str, str]:
-    """Return the canonical name of each kernel symbol.
+def kernel_names(symbols: Iterable[str], expressions: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+    """Return the canonical names of each kernel symbol.
 
     Args:
         symbols: the kernels of one module, over all its architectures.
-        expressions: name expression -> symbol, for the instantiations that were asked for; their spelling wins.
+        expressions: name expression -> symbol, for the instantiations that were asked for; their spellings win.
 
-    Where several symbols would share a name (overloads), each is named by its symbol.
+    Where several symbols would share a name (overloads), each is named by its symbol.  One symbol has several names where
+    it was asked for in several ways, such as ``f<half>`` and ``f<__half>``.
 
     """
-    asked = {symbol: canonical_name(expression) for expression, symbol in expressions.items()}
-    names = {symbol: asked.get(symbol) or source_name(symbol) for symbol in symbols}
-    shared = {name for name, count in Counter(names.values()).items() if count > 1}
-    return {symbol: symbol if name in shared else name for symbol, name in names.items()}
+    asked: dict[str, list[str]] = {}
+    for expression, symbol in expressions.items():
+        asked.setdefault(symbol, []).append(canonical_name(expression))
+    names = {symbol: tuple(dict.fromkeys(asked.get(symbol) or [source_name(symbol)])) for symbol in symbols}
+    counts = Counter(name for group in names.values() for name in group)
+    return {
+        symbol: tuple(dict.fromkeys(symbol if counts[name] > 1 else name for name in group))
+        for symbol, group in names.items()
+    }
 
 
 def source_name(symbol: str) -> str:

@@ -12,6 +12,7 @@ from hatch_cuda_aot.archs import Target, resolve
 from hatch_cuda_aot.compile.tasks import Compiler, FrontTask
 from hatch_cuda_aot.config import ModuleConfig, Settings
 from hatch_cuda_aot.errors import ConfigError, Problem
+from hatch_cuda_aot.runtime.arch import Arch
 from hatch_cuda_aot.sources import SourceTree
 from hatch_cuda_aot.toolchain import Line, Needs, choose_line
 
@@ -28,11 +29,12 @@ class Module:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One front-end pass and the images made from it."""
+    """One front-end pass and the images made from it; `embed_source` says that the package gets the source as well."""
 
     front: FrontTask
     targets: tuple[Target, ...]
     ptxas: tuple[str, ...]
+    embed_source: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,11 @@ class Plan:
     def images(self) -> tuple[Target, ...]:
         """Every image, of every module."""
         return tuple(target for job in self.jobs for target in job.targets)
+
+    @property
+    def archs(self) -> tuple[Arch, ...]:
+        """Every architecture that the compiler must know, each once."""
+        return tuple(sorted({arch for target in self.images for arch in target.archs}))
 
     def __str__(self) -> str:
         modules = len({job.front.module for job in self.jobs})
@@ -112,7 +119,7 @@ def make_plan(modules: Sequence[Module], line: Line, native: Callable[[], Sequen
                 nvjitlink=_nvjitlink_options(settings),
                 prune=settings.prune,
             )
-            jobs.append(Job(front, tuple(group), ptxas_options(settings)))
+            jobs.append(Job(front, tuple(group), ptxas_options(settings), settings.embed_source))
     return Plan(line, needs, tuple(jobs))
 
 

@@ -20,14 +20,18 @@ def summarise(result: BuildResult, files: Mapping[str, bytes], warnings: int) ->
     kernels = sum(len(module.kernels) for module in result.modules)
     images = [image for module in result.modules for image in module.images]
     size = sum(len(content) for content in files.values())
-    parts = [f"built {kernels} kernels in {len(images)} images, {format_size(size)}"]
+    parts = [f"built {_count(kernels, 'kernel')} in {_count(len(images), 'image')}, {format_size(size)}"]
     if result.hits:
         parts.append(f"{result.hits} of {result.tasks} results from the cache")
     if warnings:
-        parts.append(f"{warnings} compiler warning{'s' if warnings > 1 else ''} (shown with -v)")
+        parts.append(f"{_count(warnings, 'compiler warning')} (shown with -v)")
     return "; ".join(parts)
 
 
 def format_size(size: int) -> str:
     """Return a number of bytes for people."""
     return f"{size / 1e6:.1f} MB" if size >= 1e6 else f"{max(size, 0) / 1e3:.0f} kB"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

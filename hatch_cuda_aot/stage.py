@@ -48,6 +48,7 @@ def write_folder(folder: Path, files: Mapping[str, bytes]) -> None:
     try:
         for name, content in files.items():
             path = staging / name
+            path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
             path.chmod(0o644)
         staging.chmod(0o755)
@@ -55,11 +56,11 @@ def write_folder(folder: Path, files: Mapping[str, bytes]) -> None:
             os.rename(folder, old)
         os.rename(staging, folder)
     except OSError as error:
-        if old.exists() and not folder.exists():
-            os.rename(old, folder)
         message = f"cannot write {folder}: {error.strerror}"
         raise SourceError(message) from error
     finally:
+        if old.exists() and not folder.exists():  # it failed, or was interrupted, between the two moves
+            os.rename(old, folder)
         shutil.rmtree(staging, ignore_errors=True)
         shutil.rmtree(old, ignore_errors=True)
 

@@ -28,6 +28,10 @@ def make_stub(source: str, names: Iterable[str]) -> str:
     return "\n".join(lines) + "\n"
 
 
+#: Functions whose `name` is not a kernel's.
+_NAMES_NO_KERNEL = ("get_global",)
+
+
 def _exported(node: ast.ImportFrom) -> str:
     names = ", ".join(f"{alias.name} as {alias.name}" for alias in node.names)
     return f"from {'.' * node.level}{node.module or ''} import {names}"
@@ -35,7 +39,7 @@ def _exported(node: ast.ImportFrom) -> str:
 
 def _signature(node: ast.FunctionDef) -> str:
     for argument in (*node.args.args, *node.args.kwonlyargs):
-        if argument.arg in ("name", "names") and argument.annotation is not None:
+        if argument.arg in ("name", "names") and argument.annotation is not None and node.name not in _NAMES_NO_KERNEL:
             annotation = ast.unparse(argument.annotation)
             argument.annotation = ast.parse(annotation.replace("str", "KernelName | str"), mode="eval").body
     returns = f" -> {ast.unparse(node.returns)}" if node.returns is not None else ""

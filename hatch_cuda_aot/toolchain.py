@@ -13,7 +13,7 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +32,7 @@ __all__ = [
     "known_cuda_values",
     "line_named",
     "requirements",
+    "unsupported_archs",
 ]
 
 
@@ -152,7 +153,7 @@ def line_named(cuda: str) -> Line:
     """Return the line that a value of the key ``cuda`` other than ``auto`` names; a major version means its newest."""
     matching = [line for line in LINES if cuda in (line.version, str(line.major))]
     if not matching:
-        message = f"unknown CUDA line {cuda!r}: expected one of {', '.join(known_cuda_values())}"
+        message = f"unknown CUDA line {cuda!r}: expected one of {', '.join(known_cuda_values()[1:])}"
         raise BuildError(message)
     return matching[-1]
 
@@ -160,24 +161,51 @@ def line_named(cuda: str) -> Line:
 def choose_line(cuda: str, archs: Iterable[Arch]) -> Line:
     """Return the line that `cuda` means for these architectures.
 
-    ``auto`` takes the oldest line that compiles all of them: images of an older line load on more drivers.
+    ``auto`` takes the oldest line that compiles all of them: images of an older line load on more drivers.  What a line
+    that was named supports is not judged here: its compiler says so itself.
 
     Raises:
-        UnsupportedArchError: if the line, or with ``auto`` every line, lacks one of them.
+        UnsupportedArchError: if ``auto`` finds no line that has all of them.
 
     """
-    wanted = sorted(set(archs))
     if cuda != "auto":
-        line = line_named(cuda)
-        _refuse_unsupported(line, wanted)
-        return line
+        return line_named(cuda)
+    wanted = sorted(set(archs))
     for line in LINES:
         if all(map(line.supports, wanted)):
             return line
     # Blame the line that comes closest, so that the message names as few architectures as can be.
     closest = min(reversed(LINES), key=lambda line: sum(not line.supports(arch) for arch in wanted))
-    _refuse_unsupported(closest, wanted, auto=True)
-    raise AssertionError
+    unsupported = [arch for arch in wanted if not closest.supports(arch)]
+    error = unsupported_archs(closest, unsupported)
+    if any(all(map(line.supports, unsupported)) for line in LINES):
+        names = _names(unsupported)
+        message = f"no one CUDA line compiles all of {_names(wanted)}: leave out {names}, or build two packages"
+        raise UnsupportedArchError(message, archs=error.archs, line=closest.version)
+    raise error
+
+
+def unsupported_archs(line: Line, archs: Iterable[Arch]) -> UnsupportedArchError:
+    """Return the error that says that `line` does not compile for `archs`, and which line does."""
+    archs = sorted(set(archs))
+    names = _names(archs)
+    elsewhere = [other.version for other in LINES if all(map(other.supports, archs))]
+    if elsewhere:
+        advice = f'CUDA {", ".join(elsewhere)} can: set `cuda`, or leave it at "auto"'
+    else:
+        supported = " ".join([*map(str, line.ccs), *sorted(line.specific, key=_by_number)])
+        advice = f"It compiles {supported}; no other supported line ({LINES[0].version} to {LINES[-1].version}) knows {names}"
+    message = f"CUDA {line.version} cannot compile for {names}. {advice}"
+    return UnsupportedArchError(message, archs=[str(arch) for arch in archs], line=line.version)
+
+
+def _names(archs: Sequence[Arch]) -> str:
+    """Name architectures; a virtual one goes without saying where its real one is named."""
+    return ", ".join(str(arch) for arch in archs if not (arch.virtual and arch.as_real in archs))
+
+
+def _by_number(name: str) -> tuple[int, str]:
+    return int(name.rstrip("af")), name
 
 
 def requirements(line: Line, needs: Needs) -> list[str]:
@@ -251,24 +279,6 @@ def find_toolchain(line: Line, needs: Needs) -> Toolchain:
         )
         raise NoCompilerError(message, requirements=wanted)
     return Toolchain(line.version, nvrtc, ptxas, ptxas_path, _cccl_version(include_dirs), include_dirs, archs)
-
-
-def _refuse_unsupported(line: Line, archs: list[Arch], *, auto: bool = False) -> None:
-    unsupported = [arch for arch in archs if not line.supports(arch)]
-    if not unsupported:
-        return
-    names = ", ".join(map(str, unsupported))
-    elsewhere = [other.version for other in LINES if all(map(other.supports, unsupported))]
-    if auto and elsewhere:
-        rest = [str(arch) for arch in archs if not line.supports(arch)]
-        advice = f"No one CUDA line compiles all of {', '.join(map(str, archs))}: leave out {', '.join(rest)}"
-    elif elsewhere:
-        advice = f'CUDA {", ".join(elsewhere)} can: set `cuda`, or leave it at "auto"'
-    else:
-        supported = " ".join(map(str, line.ccs)) + " and " + " ".join(sorted(line.specific))
-        advice = f"It compiles {supported}; no other supported line (12.9 to {LINES[-1].version}) knows {names} either"
-    message = f"CUDA {line.version} cannot compile for {names}. {advice}"
-    raise UnsupportedArchError(message, archs=[str(arch) for arch in unsupported], line=line.version)
 
 
 def _find_nvrtc(line: Line, missing: list[str]) -> tuple[str, tuple[int, ...]]:

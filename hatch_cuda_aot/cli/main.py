@@ -65,7 +65,7 @@ def targets(cuda: str | None, *, as_json: bool) -> None:
     try:
         lines = LINES if cuda is None else (line_named(cuda),)
     except BuildError as error:
-        _fail(error, as_json=as_json)
+        _fail(error, as_json=as_json, usage=True)
     if as_json:
         _print_json(
             {
@@ -95,7 +95,7 @@ def _by_number(name: str) -> tuple[int, str]:
     return int("".join(filter(str.isdigit, name))), name
 
 
-def _fail(error: BuildError, *, as_json: bool) -> NoReturn:
+def _fail(error: BuildError, *, as_json: bool, usage: bool = False) -> NoReturn:
     if as_json:
         data = {"kind": type(error).__name__, "message": str(error)}
         if isinstance(error, CompileError):
@@ -103,7 +103,7 @@ def _fail(error: BuildError, *, as_json: bool) -> NoReturn:
         _print_json({"error": data})
     else:
         click.echo(f"error: {error}", err=True)
-    sys.exit(2 if isinstance(error, (ConfigError, SourceError, UnsupportedArchError)) else 1)
+    sys.exit(2 if usage or isinstance(error, (ConfigError, SourceError, UnsupportedArchError)) else 1)
 
 
 def _print_json(data: Any) -> None:

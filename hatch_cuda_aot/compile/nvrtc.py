@@ -11,7 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["NvrtcError", "NvrtcResult", "build_version", "compile_program", "supported_ccs", "version"]
+from hatch_cuda_aot.runtime.arch import Arch
+
+__all__ = ["NvrtcError", "NvrtcResult", "build_version", "compile_program", "supported_ccs", "supports", "version"]
 
 
 class NvrtcError(Exception):
@@ -97,6 +99,19 @@ def supported_ccs() -> tuple[int, ...]:
     from cuda.bindings import nvrtc
 
     return tuple(_value(nvrtc.nvrtcGetSupportedArchs()))
+
+
+def supports(arch: Arch) -> bool:
+    """Tell whether NVRTC compiles for `arch`, real or virtual."""
+    if arch.cc not in supported_ccs():
+        return False
+    if not arch.suffix:
+        return True
+    try:  # NVRTC lists no suffixes
+        compile_program("", "probe.cu", [f"-arch={arch.as_virtual}", "-no-cache"])
+    except NvrtcError:
+        return False
+    return True
 
 
 def _value(answer: tuple[Any, ...]) -> Any:

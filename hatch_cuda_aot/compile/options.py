@@ -271,7 +271,7 @@ def _takes_no_item(rule: _Rule, following: str) -> bool:
     """Tell whether `following` is an option of its own rather than the value of `rule`."""
     if rule.name == "--ptxas-options":
         return False
-    return bool(rule.refused) or following.startswith("-")
+    return following.startswith("-")
 
 
 def _split_commas(text: str) -> list[str]:

@@ -21,6 +21,8 @@ __all__ = [
     "parse",
     "prune",
     "retarget",
+    "versions_up_to",
+    "with_version",
 ]
 
 
@@ -119,10 +121,27 @@ def opened_toolkit_namespaces(sources: Iterable[str]) -> frozenset[str]:
     return frozenset(opened & _TOOLKIT_NAMESPACES)
 
 
+def with_version(text: str, version: str) -> str:
+    """Return `text` with another version of the PTX ISA in its ``.version`` line."""
+    return _VERSION.sub(f".version {version}", text, count=1)
+
+
+def versions_up_to(version: str) -> tuple[str, ...]:
+    """Return the versions of the PTX ISA that compilers of CUDA 10.0 and newer wrote, up to `version`, oldest first."""
+    number = _number(version)
+    return (*(known for known in _ISA_VERSIONS if _number(known) < number), version)
+
+
 def retarget(text: str, target: str) -> str:
     """Return `text` with another ``.target``; its further fields, such as ``debug``, stay."""
     return _TARGET.sub(lambda match: match[0].replace(match[1], target, 1), text, count=1)
 
+
+#: Source: NVIDIA, Parallel Thread Execution ISA, "Release Notes", from the first version that knows sm_75.
+_ISA_VERSIONS = (
+    *("6.3", "6.4", "6.5", "7.0", "7.1", "7.2", "7.3", "7.4", "7.5", "7.6", "7.7", "7.8"),
+    *("8.0", "8.1", "8.2", "8.3", "8.4", "8.5", "8.6", "8.7", "8.8", "9.0", "9.1", "9.2", "9.3", "9.4", "9.5"),
+)
 
 _VERSION = re.compile(r"^\.version\s+([0-9.]+)", re.MULTILINE)
 _TARGET = re.compile(r"^\.target\s+(\w+)", re.MULTILINE)
@@ -171,6 +190,10 @@ def _params(text: str) -> tuple[Param, ...]:
 
 def _size_of(kind: str) -> int:
     return int(kind.lstrip("abcdefghijklmnopqrstuvwxyz")) // 8
+
+
+def _number(version: str) -> tuple[int, ...]:
+    return tuple(map(int, version.split(".")))
 
 
 def _outer_namespace(symbol: str) -> str | None:

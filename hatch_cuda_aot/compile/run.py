@@ -20,6 +20,8 @@ from hatch_cuda_aot.compile.tasks import (
     AssembleResult,
     AssembleTask,
     Compiler,
+    FloorResult,
+    FloorTask,
     FrontResult,
     FrontTask,
     ProbeTask,
@@ -28,7 +30,7 @@ from hatch_cuda_aot.compile.tasks import (
 )
 from hatch_cuda_aot.errors import CompileError, ResultError, WorkerCrashError
 from hatch_cuda_aot.runtime.manifest import canonical_name
-from hatch_cuda_aot.toolchain import Toolchain, find_toolchain, line_named
+from hatch_cuda_aot.toolchain import Toolchain, find_toolchain, line_named, unsupported_archs
 
 __all__ = ["run"]
 
@@ -41,10 +43,20 @@ def run(task: Task) -> Result:
 
     """
     if isinstance(task, ProbeTask):
-        return _toolchain(task.compiler)
+        return _probe(task)
     if isinstance(task, FrontTask):
         return _front(task)
+    if isinstance(task, FloorTask):
+        return _floor(task)
     return _assemble(task)
+
+
+def _probe(task: ProbeTask) -> Toolchain:
+    toolchain = _toolchain(task.compiler)
+    unsupported = [arch for arch in task.archs if not nvrtc.supports(arch)]
+    if unsupported:
+        raise unsupported_archs(line_named(task.compiler.line), unsupported)
+    return toolchain
 
 
 def _front(task: FrontTask) -> FrontResult:
@@ -125,6 +137,30 @@ def _assemble(task: AssembleTask) -> AssembleResult:
         raise WorkerCrashError(message, module=task.module, arch=str(task.arch), stage="ptxas", log=name) from None
     _check_cubin(task, done)
     return AssembleResult(done.cubin, done.resources, done.log)
+
+
+def _floor(task: FloorTask) -> FloorResult:
+    """Try versions by bisection: what a version lacks, every older one lacks too."""
+    program = _toolchain(task.compiler).ptxas_path
+    text = task.ptx.decode()
+    versions = ptx.versions_up_to(ptx.parse(text).version)
+
+    def assembles(version: str) -> bool:
+        try:
+            lowered = ptx.with_version(text, version).encode()
+            ptxas.assemble(program, lowered, str(task.arch.as_real), task.ptxas)
+        except (ptxas.PtxasError, ptxas.PtxasCrashError):
+            return False
+        return True
+
+    low, high = 0, len(versions) - 1  # the text's own version is good: its cubins were made from it, or will be
+    while low < high:
+        middle = (low + high) // 2
+        if assembles(versions[middle]):
+            high = middle
+        else:
+            low = middle + 1
+    return FloorResult(versions[high], _minimum_driver(versions[high], task.compiler.line))
 
 
 CRASH_ADVICE = (

@@ -9,7 +9,20 @@ from hatch_cuda_aot.runtime.arch import Arch
 from hatch_cuda_aot.sources import SourceTree
 from hatch_cuda_aot.toolchain import Needs, Toolchain
 
-__all__ = ["AssembleResult", "AssembleTask", "Compiler", "FrontResult", "FrontTask", "ProbeTask", "Result", "Task"]
+__all__ = [
+    "AssembleResult",
+    "AssembleTask",
+    "Compiler",
+    "FloorResult",
+    "FloorTask",
+    "FrontResult",
+    "FrontTask",
+    "ImageResult",
+    "ImageTask",
+    "ProbeTask",
+    "Result",
+    "Task",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +35,10 @@ class Compiler:
 
 @dataclass(frozen=True, slots=True)
 class ProbeTask:
-    """Find the compiler and say what it is."""
+    """Find the compiler, say what it is, and refuse what it does not support of `archs`."""
 
     compiler: Compiler
+    archs: tuple[Arch, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +54,6 @@ class FrontTask:
         nvrtc: NVRTC's options but for ``-arch`` and the toolkit's header folders.
         nvjitlink: nvJitLink's options.
         prune: drop the toolkit's unused constants.
-        label: how messages call the sources' place, where it is not a file.
 
     """
 
@@ -90,5 +103,28 @@ class AssembleResult:
     log: str
 
 
-Task = ProbeTask | FrontTask | AssembleTask
-Result = Toolchain | FrontResult | AssembleResult
+@dataclass(frozen=True, slots=True)
+class FloorTask:
+    """Find the lowest version of the PTX ISA under which a PTX text still assembles."""
+
+    compiler: Compiler
+    module: str
+    arch: Arch
+    ptx: bytes
+    ptxas: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FloorResult:
+    """That version, and the CUDA version (13000 for 13.0) of the first driver that reads it."""
+
+    version: str
+    driver: int
+
+
+#: What follows a front end, once for each image: a cubin is made, or PTX is examined.
+ImageTask = AssembleTask | FloorTask
+ImageResult = AssembleResult | FloorResult
+
+Task = ProbeTask | FrontTask | ImageTask
+Result = Toolchain | FrontResult | ImageResult

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import signal
 import time
@@ -132,12 +131,9 @@ def objects_of(cubin: bytes) -> set[str]:
 
 def read_table(pyproject: Path) -> dict[str, Any]:
     """Return ``[tool.cuda-aot]`` of a pyproject.toml."""
-    try:
-        import tomllib
-    except ModuleNotFoundError:
-        import tomli as tomllib  # type: ignore[import-not-found,no-redef]
-    table: dict[str, Any] = json.loads(json.dumps(tomllib.loads(pyproject.read_text(encoding="utf-8"))))
-    return dict(table["tool"]["cuda-aot"])
+    from hatchling.metadata.core import load_toml  # has a reader for each Python
+
+    return dict(load_toml(str(pyproject))["tool"]["cuda-aot"])
 
 
 def _config(root: Path, table: dict[str, Any], package: str) -> Config:

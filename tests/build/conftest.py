@@ -40,16 +40,14 @@ class Compiler:
         self.line = line
         self.python = python
 
-    def call(
-        self, function: Callable[..., Any], *args: Any, environ: dict[str, str] | None = None, **kwargs: Any
-    ) -> Any:
+    def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call a function in that environment and return its result, or raise what it raised."""
         request = pickle.dumps((function.__module__, function.__qualname__, args, kwargs))
         done = subprocess.run(
             [self.python, str(ROOT / "tests" / "build" / "_remote.py")],
             input=request,
             stdout=subprocess.PIPE,
-            env={**os.environ, "HATCH_CUDA_AOT_CACHE": "0", **(environ or {})},
+            env={**os.environ, "HATCH_CUDA_AOT_CACHE": "0"},
             check=True,
         )
         raised, result = pickle.loads(done.stdout)

@@ -14,7 +14,7 @@ import pytest
 
 from hatch_cuda_aot import compile_source
 from hatch_cuda_aot.cache import Cache
-from hatch_cuda_aot.errors import BuildError, CompileError, ResultError, WorkerCrashError
+from hatch_cuda_aot.errors import BuildError, CompileError, ResultError, UnsupportedArchError, WorkerCrashError
 from tests.build import _functions as remote
 from tests.build.conftest import Compiler
 
@@ -38,6 +38,14 @@ def test_source_that_does_not_compile(compiler: Compiler) -> None:
     assert lines[1].startswith('  kernels/bad.cu(2): error: a value of type "const char')
     assert lines[-1] == "2 other jobs failed too: source for compute_75, source for compute_90"
     assert 'kernels/bad.cu(2): error: a value of type "const char' in error.log
+
+
+@pytest.mark.parametrize("arch", ["sm_42", "compute_80a", "sm_90f", "sm_89@compute_42"])
+def test_arch_that_the_compiler_lacks(compiler: Compiler, arch: str) -> None:
+    """NVRTC itself says what it supports; the error names the architecture and what there is."""
+    error = fails(compiler, KERNEL, archs=["sm_80", arch])
+    assert isinstance(error, UnsupportedArchError)
+    assert str(error).startswith(f"CUDA {compiler.line} cannot compile for {arch.rpartition('@')[2]}. It compiles ")
 
 
 def test_name_expression_that_matches_nothing(compiler: Compiler) -> None:

@@ -226,8 +226,9 @@ def test_missing_compiler_without_isolation(frontend: Frontend, line_environment
 def test_environment_reaches_the_build(frontend: Frontend) -> None:
     """HATCH_CUDA_AOT_ARCHS and _CUDA choose architectures and compiler of one build; the other line works as well."""
     project = frontend.copy("environment")
-    environ = {"HATCH_CUDA_AOT_ARCHS": "sm_90,compute_90", "HATCH_CUDA_AOT_CUDA": "13.5"}
-    frontend.python("-m", "pip", "wheel", "--no-deps", "--wheel-dir", "out", ".", cwd=project, **environ)
+    command = ["-m", "pip", "wheel", "--no-deps", "--wheel-dir", "out", "."]
+    archs = "sm_90,compute_90"
+    frontend.python(*command, cwd=project, HATCH_CUDA_AOT_ARCHS=archs, HATCH_CUDA_AOT_CUDA="13.5")
     wheel = only_wheel(project / "out")
     images = {name.partition("_cuda_aot/")[2] for name in digests(wheel) if name.endswith((".cubin", ".ptx"))}
     assert images == {f"{module}.{tail}" for module in MODULES for tail in ("sm_90.cubin", "compute_90.ptx")}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hatch_cuda_aot.archs import EXPECTED, WORDS, Target, parse_spelling, resolve
@@ -13,6 +13,9 @@ from hatch_cuda_aot.config import DEFAULT_ARCHS
 from hatch_cuda_aot.errors import BuildError
 from hatch_cuda_aot.runtime.arch import Arch
 from hatch_cuda_aot.toolchain import line_named
+
+#: A slow machine must not fail a test of hypothesis.
+UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def no_gpu() -> Sequence[int]:
@@ -173,12 +176,14 @@ def test_two_passes_for_one_image_are_two_targets() -> None:
     assert meaning("sm_86", "sm_86@compute_80") == ["sm_86", "sm_86@compute_80"]
 
 
+@UNTIMED
 @given(st.permutations(["sm_90", "sm_90a", "compute_75", "sm_86@compute_80", "120", "9.0+PTX", "all-major"]))
 def test_order_of_the_list_means_nothing(texts: list[str]) -> None:
     """However the list is ordered, the build is the same."""
     assert meaning(*texts) == meaning(*sorted(texts))
 
 
+@UNTIMED
 @given(st.text(max_size=12))
 def test_arbitrary_text(text: str) -> None:
     """Any text is a spelling that round-trips through its own canonical form, or a ValueError."""
@@ -192,6 +197,7 @@ def test_arbitrary_text(text: str) -> None:
         assert all(parse_spelling(str(target)) == (target,) for target in targets)
 
 
+@UNTIMED
 @given(
     st.builds(
         lambda kind, cc, suffix: f"{kind}_{cc}{suffix}",

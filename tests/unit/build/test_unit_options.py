@@ -5,10 +5,14 @@ from __future__ import annotations
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hatch_cuda_aot.compile.options import _TABLE, Routed, route
+
+#: A slow machine must not fail a test of hypothesis.
+UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
 
 #: long name, short name, an example of its value, and what NVRTC, ptxas and nvJitLink get for it.
 ACCEPTED: tuple[tuple[str, str, str | None, tuple[str, ...], tuple[str, ...], tuple[str, ...]], ...] = (
@@ -334,6 +338,7 @@ _GROUPS = st.one_of(
 )
 
 
+@UNTIMED
 @given(st.lists(_GROUPS, max_size=6), st.booleans())
 def test_no_option_is_lost(groups: list[list[str]], linked: bool) -> None:  # noqa: FBT001
     """Among others, each option gives every program the flags that it gives alone, in order, or its own problem."""
@@ -347,6 +352,7 @@ def test_no_option_is_lost(groups: list[list[str]], linked: bool) -> None:  # no
     assert sorted(flag.partition("=")[0] for flag in routed.nvjitlink) == sorted(names)
 
 
+@UNTIMED
 @given(st.lists(st.text(min_size=1, max_size=8), min_size=1, max_size=4), st.booleans())
 def test_arbitrary_text(options: list[str], linked: bool) -> None:  # noqa: FBT001
     """Whatever is written, the answer is flags or problems: no exception, and not nothing."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hatch_cuda_aot.compile.ptx import (
@@ -14,7 +14,13 @@ from hatch_cuda_aot.compile.ptx import (
     parse,
     prune,
     retarget,
+    versions_up_to,
+    with_version,
 )
+
+#: A slow machine must not fail a test of hypothesis.
+UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
 
 #: NVRTC 13.5, compute_90.
 SAMPLE = """\
@@ -168,6 +174,7 @@ _PARAMS = st.one_of(
 )
 
 
+@UNTIMED
 @given(st.lists(_PARAMS, max_size=8))
 def test_any_parameters(params: list[tuple[str, int, int, str]]) -> None:
     """Any list of parameters is read back whole: aligned, in order, without overlap and without a gap for a further one."""
@@ -373,9 +380,26 @@ def test_retarget(line: str, expected: str) -> None:
     assert retarget(text.format(line), "sm_100f") == text.format(expected)
 
 
+def test_with_version() -> None:
+    """Only the version line changes, and only the first."""
+    text = "// .version 1.0\n.version 9.5\n.target sm_90\n.version 9.5\n"
+    assert with_version(text, "7.8") == "// .version 1.0\n.version 7.8\n.target sm_90\n.version 9.5\n"
+
+
+@pytest.mark.parametrize("version", ["6.3", "7.8", "8.0", "8.8", "9.5", "9.7", "10.0"])
+def test_versions_up_to(version: str) -> None:
+    """Versions rise as numbers and end in the text's own, also in one that is newer than any known."""
+    versions = versions_up_to(version)
+    numbers = [tuple(map(int, each.split("."))) for each in versions]
+    assert numbers == sorted(set(numbers))
+    assert (versions[0], versions[-1]) == ("6.3", version)
+    assert ("8.0" in versions) == (numbers[-1] >= (8, 0))
+
+
 _SYMBOLS = ["_ZN3cub1aE", "_ZN3cub1bE", "_ZN4cuda3std1cE", "_ZNSt1dE", "mine", "_ZN4ours1eE", "_ZZ1kvE1f", "$str"]
 
 
+@UNTIMED
 @given(
     st.dictionaries(st.sampled_from(_SYMBOLS), st.sampled_from([*_SYMBOLS, "7"])), st.sets(st.sampled_from(_SYMBOLS))
 )

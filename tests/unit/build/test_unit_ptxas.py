@@ -90,6 +90,13 @@ def test_function_before_the_kernel_is_done() -> None:
     assert parse_resources("\n".join(moved)) == {"calls": Resources(registers=29, local=96)}
 
 
+def test_registers_of_a_function() -> None:
+    """Registers that are told of a function, as for relocatable code, are not the kernel's before it."""
+    log = SAMPLE_13_5.replace("36 bytes spill loads\n", "36 bytes spill loads\nptxas info    : Used 40 registers\n")
+    assert log != SAMPLE_13_5
+    assert parse_resources(log) == parse_resources(SAMPLE_13_5)
+
+
 def test_the_larger_stack_counts() -> None:
     """Local memory is the whole call tree's stack where ptxas knows it, else the kernel's own frame."""
     own_only = SAMPLE_12_9.replace("160 bytes cumulative stack size, ", "")

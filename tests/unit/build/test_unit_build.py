@@ -1,0 +1,335 @@
+"""From a plan to results, with a stand-in for the compilers: what is run, kept, put together and reported."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hatch_cuda_aot import build as build_module
+from hatch_cuda_aot.archs import parse_spelling
+from hatch_cuda_aot.build import BuildResult, compile_plan, plan_project
+from hatch_cuda_aot.cache import Cache
+from hatch_cuda_aot.compile.ptx import Variable
+from hatch_cuda_aot.compile.ptxas import Resources
+from hatch_cuda_aot.compile.tasks import (
+    AssembleResult,
+    AssembleTask,
+    FloorResult,
+    FloorTask,
+    FrontResult,
+    FrontTask,
+    ProbeTask,
+    Task,
+)
+from hatch_cuda_aot.config import load_config
+from hatch_cuda_aot.errors import BuildError, CompileError, ResultError
+from hatch_cuda_aot.plan import Plan
+from hatch_cuda_aot.toolchain import Toolchain
+
+TOOLCHAIN = Toolchain("12.9", "12.9.86", "12.9.86", "/venv/ptxas", "3000003", (), (75, 80, 90))
+ARCHS = ["sm_80", "sm_90", "sm_90a", "compute_75"]
+
+PTX = """\
+.version 8.8
+.target {target}
+.const .align 4 .b8 table[16];
+.global .align 4 .u32 _ZN4ours5innerE;
+.global .align 1 .b8 $str[6] = {{104, 0}};
+.global .align 4 .u32 _ZN3cub4usedE = 1;
+.visible .entry _ZN2ns5scaleEPf(
+	.param .u64 _ZN2ns5scaleEPf_param_0
+)
+{{
+}}
+.weak .entry _Z3sumIiLi4EEvPT_(
+	.param .u64 _Z3sumIiLi4EEvPT__param_0,
+	.param .u32 _Z3sumIiLi4EEvPT__param_1
+)
+{{
+}}
+"""
+
+
+def front(task: FrontTask) -> FrontResult:
+    """Compile in no time."""
+    text = PTX.format(target=task.arch.as_real) + f"// of {task.module}\n"
+    return FrontResult(text.encode(), {"sum< int, 4 >": "_Z3sumIiLi4EEvPT_"}, 12090, f"warning: {task.arch}")
+
+
+def assemble(task: AssembleTask) -> AssembleResult:
+    """Assemble in no time; the resources tell the architecture."""
+    resources = {name: Resources(registers=task.arch.cc) for name in ("_ZN2ns5scaleEPf", "_Z3sumIiLi4EEvPT_")}
+    return AssembleResult(f"cubin {task.module} {task.arch}".encode(), resources, "")
+
+
+class Compilers:
+    """Stands in for the pool: does each task at once with functions that a test may replace, and notes it."""
+
+    def __init__(self) -> None:
+        self.front: Callable[[FrontTask], FrontResult] = front
+        self.assemble: Callable[[AssembleTask], AssembleResult] = assemble
+        self.done: list[str] = []
+        self.jobs = 0
+
+    def __call__(self, jobs: int) -> Compilers:
+        self.jobs = jobs
+        return self
+
+    def __enter__(self) -> Compilers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.done.append("closed")
+
+    def submit(self, task: Task, *, priority: float = 0.0) -> Future[Any]:  # noqa: ARG002
+        future: Future[Any] = Future()
+        try:
+            future.set_result(self._run(task))
+        except BuildError as error:
+            future.set_exception(error)
+        return future
+
+    def _run(self, task: Task) -> Any:
+        if isinstance(task, ProbeTask):
+            return TOOLCHAIN
+        self.done.append(f"{task.module} {task.arch}")
+        if isinstance(task, FrontTask):
+            return self.front(task)
+        if isinstance(task, FloorTask):
+            return FloorResult("6.3", 10000)
+        return self.assemble(task)
+
+
+class Reports:
+    """Hears what the build does."""
+
+    def __init__(self) -> None:
+        self.tasks = 0
+        self.lines: list[str] = []
+
+    def planned(self, plan: Plan, tasks: int) -> None:  # noqa: ARG002
+        self.tasks = tasks
+
+    def done(self, module: str, arch: str, step: str, log: str, *, cached: bool) -> None:
+        self.lines.append(f"{step} {module} {arch}{' cached' if cached else ''}{f': {log}' if log else ''}")
+
+
+@pytest.fixture
+def compilers(monkeypatch: pytest.MonkeyPatch) -> Compilers:
+    """The stand-in, in place of the pool, on any platform."""
+    stand_in = Compilers()
+    monkeypatch.setattr(build_module, "WorkerPool", stand_in)
+    monkeypatch.setattr(build_module, "check_platform", lambda: None)
+    return stand_in
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Plan:
+    """Two modules for four architectures."""
+    root = tmp_path / "project"
+    (root / "pkg").mkdir(parents=True)
+    for name in ("a", "b"):
+        (root / "pkg" / f"{name}.cu").write_text(f"// {name}", encoding="utf-8")
+    modules = [{"sources": [f"pkg/{name}.cu"], "kernels": ["sum< int, 4 >"]} for name in ("b", "a")]
+    return plan_project(load_config(root, {"modules": modules, "archs": ARCHS}, {}, ["pkg"], {}))
+
+
+def run(plan: Plan, cache: Cache | None = None, jobs: int = 2) -> tuple[BuildResult, Reports]:
+    """Build and listen."""
+    reports = Reports()
+    return compile_plan(plan, jobs, reporter=reports, cache=cache), reports
+
+
+def test_everything_is_done(plan: Plan, compilers: Compilers) -> None:
+    """Each front end runs once, then each image of it; every step is reported with its warnings; the pool is closed."""
+    result, reports = run(plan)
+    expected = [
+        f"compile {name} compute_{arch}: warning: compute_{arch}" for name in "ab" for arch in ("75", "80", "90", "90a")
+    ]
+    expected += [f"assemble {name} sm_{arch}" for name in "ab" for arch in ("80", "90", "90a")]
+    expected += [f"examine {name} compute_75" for name in "ab"]
+    assert sorted(reports.lines) == sorted(expected)
+    assert reports.tasks == result.tasks == len(expected)
+    assert (result.toolchain, result.hits) == (TOOLCHAIN, 0)
+    assert compilers.done[-1] == "closed"
+
+
+@pytest.mark.parametrize(("jobs", "workers"), [(0, 1), (2, 2), (1000, 16)])
+def test_number_of_workers(plan: Plan, compilers: Compilers, jobs: int, workers: int) -> None:
+    """There are never more workers than tasks, and at least one."""
+    run(plan, jobs=jobs)
+    assert compilers.jobs == workers
+
+
+def test_modules(plan: Plan, compilers: Compilers) -> None:  # noqa: ARG001
+    """A module has its kernels by name, its own variables, and its images in order, each with its driver's floor."""
+    first, second = run(plan)[0].modules
+    assert (first.name, second.name) == ("a", "b")
+    assert [(kernel.name, kernel.symbol) for kernel in first.kernels] == [
+        ("ns::scale", "_ZN2ns5scaleEPf"),
+        ("sum<int,4>", "_Z3sumIiLi4EEvPT_"),
+    ]
+    assert [param.offset for param in first.kernels[1].params] == [0, 8]
+    assert first.variables == {
+        "ours::inner": Variable("_ZN4ours5innerE", "global", 4, 4),
+        "table": Variable("table", "const", 16, 4),
+    }
+    assert [(str(image.arch), image.min_driver) for image in first.images] == [
+        ("sm_80", 12000),
+        ("sm_90", 12000),
+        ("sm_90a", 12000),
+        ("compute_75", 12090),
+    ]
+    assert first.images[0].data == b"cubin a sm_80"
+    assert first.images[0].kernels["ns::scale"] == Resources(registers=80)
+    assert first.images[3].kernels == {"ns::scale": None, "sum<int,4>": None}
+    isa = first.images[3].isa
+    assert isa is not None
+    assert (isa.version, isa.floor, isa.floor_driver) == ("8.8", "6.3", 10000)
+    assert ("a for compute_90", "warning: compute_90") in first.warnings
+
+
+def test_cached_results(plan: Plan, compilers: Compilers, tmp_path: Path) -> None:
+    """A second build of the same runs nothing and gives the same; the first changed input runs what depends on it."""
+    cold, _ = run(plan, Cache(tmp_path / "cache"))
+    compilers.done.clear()
+    warm, reports = run(plan, Cache(tmp_path / "cache"))
+    assert compilers.done == ["closed"]
+    assert warm.modules == cold.modules
+    assert warm.hits == warm.tasks == len(reports.lines)
+    assert all(" cached" in line for line in reports.lines)
+    (tmp_path / "project/pkg/a.cu").write_text("// changed", encoding="utf-8")
+    table = {"sources": ["pkg/*.cu"], "archs": ["sm_80"]}
+    changed = plan_project(load_config(tmp_path / "project", table, {}, ["pkg"], {}))
+    compilers.done.clear()
+    run(changed, Cache(tmp_path / "cache"))
+    assert "a compute_80" in compilers.done
+
+
+def failing(*modules_and_archs: str) -> Callable[[FrontTask], FrontResult]:
+    """Return a front end that refuses some jobs."""
+
+    def compile_it(task: FrontTask) -> FrontResult:
+        if f"{task.module} {task.arch}" in modules_and_archs:
+            message = f"NVRTC cannot compile {task.module} for {task.arch}"
+            raise CompileError(message, module=task.module, arch=str(task.arch), stage="NVRTC", log="")
+        return front(task)
+
+    return compile_it
+
+
+def test_one_failure(plan: Plan, compilers: Compilers, tmp_path: Path) -> None:
+    """One job that fails fails the build, in its own words; all others are done and kept for the next try."""
+    compilers.front = failing("a compute_90")
+    with pytest.raises(CompileError) as caught:
+        run(plan, Cache(tmp_path))
+    assert str(caught.value) == "NVRTC cannot compile a for compute_90"
+    assert compilers.done[-1] == "closed"
+    compilers.front = front
+    compilers.done.clear()
+    run(plan, Cache(tmp_path))
+    assert compilers.done == ["a compute_90", "a sm_90", "closed"]
+
+
+def test_several_failures(plan: Plan, compilers: Compilers) -> None:
+    """Of several the first of the plan is shown in full, and the others are counted and named."""
+    compilers.front = failing("b compute_75", "a compute_90a", "a compute_80", "b compute_90")
+    with pytest.raises(CompileError) as caught:
+        run(plan)
+    assert caught.value.arch == "compute_80"
+    assert str(caught.value) == (
+        "NVRTC cannot compile a for compute_80\n"
+        "3 other jobs failed too: a for compute_90a, b for compute_75, b for compute_90"
+    )
+
+
+def test_two_failures(plan: Plan, compilers: Compilers) -> None:
+    """One other job is one job."""
+    compilers.front = failing("a compute_80", "b compute_90")
+    with pytest.raises(CompileError, match=r"\n1 other job failed too: b for compute_90$"):
+        run(plan)
+
+
+def test_a_failed_assembly(plan: Plan, compilers: Compilers) -> None:
+    """An image that cannot be made fails the build, the front end's other images and those after it are still made."""
+
+    def refuse(task: AssembleTask) -> AssembleResult:
+        if str(task.arch) == "sm_90" and task.module == "a":
+            raise CompileError("no", module="a", arch="sm_90", stage="ptxas", log="")
+        return assemble(task)
+
+    compilers.assemble = refuse
+    with pytest.raises(CompileError, match=r"^no$"):
+        run(plan)
+    assert {"a sm_90a", "b sm_90"} <= set(compilers.done)
+
+
+def test_one_signature_per_kernel(plan: Plan, compilers: Compilers) -> None:
+    """A kernel whose parameters depend on the architecture cannot be launched in one way, and is an error."""
+
+    def vary(task: FrontTask) -> FrontResult:
+        result = front(task)
+        wider = result.ptx.replace(b".param .u32 _Z3sumIiLi4EEvPT__param_1", b".param .u64 _Z3sumIiLi4EEvPT__param_1")
+        return FrontResult(wider if task.arch.suffix else result.ptx, result.symbols, result.ptx_driver, "")
+
+    compilers.front = vary
+    with pytest.raises(ResultError) as caught:
+        run(plan)
+    assert str(caught.value) == (
+        "module 'a': for compute_90a the kernel 'sum<int,4>' has other parameters than for the architectures before. "
+        "One kernel must have one signature: give the variants different names"
+    )
+
+
+def test_one_symbol_per_expression(plan: Plan, compilers: Compilers) -> None:
+    """A name expression that lowers to another symbol on another architecture is an error."""
+
+    def vary(task: FrontTask) -> FrontResult:
+        result = front(task)
+        symbols = {"sum< int, 4 >": "_ZN2ns5scaleEPf"} if task.arch.suffix == "a" else result.symbols
+        return FrontResult(result.ptx, symbols, result.ptx_driver, "")
+
+    compilers.front = vary
+    with pytest.raises(ResultError, match="the kernel 'sum< int, 4 >' has another symbol"):
+        run(plan)
+
+
+def test_kernels_of_one_architecture_only(plan: Plan, compilers: Compilers) -> None:
+    """A kernel that exists for some architectures only is in those images only."""
+
+    def vary(task: FrontTask) -> FrontResult:
+        result = front(task)
+        if task.arch.suffix == "a":
+            return result
+        text = result.ptx.replace(b".visible .entry _ZN2ns5scaleEPf(", b".func _ZN2ns5scaleEPf(")
+        return FrontResult(text, result.symbols, result.ptx_driver, "")
+
+    compilers.front = vary
+    first, _ = run(plan)[0].modules
+    assert [kernel.name for kernel in first.kernels] == ["ns::scale", "sum<int,4>"]
+    holders = [str(image.arch) for image in first.images if "ns::scale" in image.kernels]
+    assert holders == ["sm_90a"]
+
+
+def test_variables_of_one_name(plan: Plan, compilers: Compilers) -> None:
+    """Variables that share a name of the source are each known by their symbol."""
+
+    def vary(task: FrontTask) -> FrontResult:
+        result = front(task)
+        twins = ".global .align 4 .u32 _ZZ1fvE1x;\n.global .align 4 .u32 _ZZ1fvE1x_0;\n"
+        return FrontResult(twins.encode() + result.ptx, result.symbols, result.ptx_driver, "")
+
+    compilers.front = vary
+    first, _ = run(plan)[0].modules
+    assert list(first.variables) == ["_ZZ1fvE1x", "_ZZ1fvE1x_0", "ours::inner", "table"]
+
+
+def test_images_are_those_asked_for(plan: Plan, compilers: Compilers) -> None:  # noqa: ARG001
+    """Every image of the list is in the result, and no other."""
+    wanted = {str(target) for text in ARCHS for target in parse_spelling(text)}
+    for module in run(plan)[0].modules:
+        assert {str(image.arch) for image in module.images} == wanted

@@ -1,0 +1,199 @@
+"""The plan: which front-end passes there are, which images each makes, and with which options."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from hatch_cuda_aot.config import ModuleConfig, load_settings
+from hatch_cuda_aot.errors import BuildError, ConfigError, UnsupportedArchError
+from hatch_cuda_aot.plan import Module, make_plan, needs_of, select_line
+from hatch_cuda_aot.sources import SourceTree
+from hatch_cuda_aot.toolchain import LINES, line_named
+
+
+def no_gpu() -> Sequence[int]:
+    """Stand for a machine without a GPU."""
+    message = "no GPU here"
+    raise BuildError(message)
+
+
+def config(name: str = "k", sources: Sequence[str] = (), kernels: Sequence[str] = (), **keys: Any) -> ModuleConfig:
+    """Return a module's configuration; ``_`` in a key stands for the hyphen."""
+    table = {key.replace("_", "-"): value for key, value in keys.items()}
+    files = tuple(sources) or (f"{name}.cu",)
+    return ModuleConfig(name, files, tuple(kernels), load_settings(table, "here"), f"place of {name}")
+
+
+def module(name: str = "k", text: str = "", **keys: Any) -> Module:
+    """Return a module with one source."""
+    return Module(config(name, **keys), SourceTree.of_texts({f"{name}.cu": text}))
+
+
+def test_one_front_end_pass_for_many_images() -> None:
+    """Images of one virtual architecture share its pass; the PTX is one of them, and its order is that of the list."""
+    archs = ["sm_90", "sm_86@compute_80", "compute_80", "sm_80", "compute_90", "sm_89@compute_80"]
+    plan = make_plan([module(archs=archs)], line_named("12.9"), no_gpu)
+    assert [(str(job.front.arch), [str(target) for target in job.targets]) for job in plan.jobs] == [
+        ("compute_80", ["sm_80", "sm_86@compute_80", "sm_89@compute_80", "compute_80"]),
+        ("compute_90", ["sm_90", "compute_90"]),
+    ]
+    assert len(plan.images) == 6
+
+
+def test_suffixes_are_passes_of_their_own() -> None:
+    """``sm_90a`` is compiled from compute_90a, where its instructions are allowed, and sm_90 from compute_90."""
+    plan = make_plan([module(archs=["sm_90", "sm_90a", "sm_100f"])], line_named("12.9"), no_gpu)
+    assert [str(job.front.arch) for job in plan.jobs] == ["compute_90", "compute_90a", "compute_100f"]
+
+
+def test_order_of_modules() -> None:
+    """Jobs are ordered by module and architecture, whatever the order of the list."""
+    modules = [module("a", archs=["sm_90", "sm_80"]), module("b", archs=["sm_80"])]
+    plan = make_plan(modules, line_named("12.9"), no_gpu)
+    assert [(job.front.module, str(job.front.arch)) for job in plan.jobs] == [
+        ("a", "compute_80"),
+        ("a", "compute_90"),
+        ("b", "compute_80"),
+    ]
+
+
+def test_tasks_carry_everything() -> None:
+    """A task has the compiler's line, the tree, the sources and the options: all that a worker needs."""
+    source = module("k", text="x", archs=["sm_90"], prune=False)
+    (job,) = make_plan([source], line_named("13.0"), no_gpu).jobs
+    assert job.front.compiler.line == "13.0"
+    assert (job.front.tree, job.front.sources, job.front.prune) == (source.tree, ("k.cu",), False)
+
+
+def test_options() -> None:
+    """Keys and options become flags in one place, the user's own options last, so that they win."""
+    source = module(
+        archs=["sm_90"],
+        std="c++20",
+        defines={"B": 2, "A": True, "C": False},
+        options=["--use_fast_math", "--maxrregcount=32", "-Xptxas=-O1"],
+        lineinfo=True,
+    )
+    (job,) = make_plan([source], line_named("12.9"), no_gpu).jobs
+    assert job.front.nvrtc == (
+        "--std=c++20",
+        "--define-macro=A=1",
+        "--define-macro=B=2",
+        "--generate-line-info",
+        "--use_fast_math",
+        "--maxrregcount=32",
+    )
+    assert job.ptxas == ("--generate-line-info", "--maxrregcount=32", "-O1")
+    assert job.front.nvjitlink == ("-lineinfo", "-ftz=1", "-prec-div=0", "-prec-sqrt=0", "-fma=1")
+
+
+def test_debug_options() -> None:
+    """A debug build reaches all three programs, as ``nvcc -G`` does, and prunes nothing."""
+    (job,) = make_plan([module(archs=["sm_90"], debug=True, lineinfo=True)], line_named("12.9"), no_gpu).jobs
+    assert "--device-debug" in job.front.nvrtc
+    assert "--generate-line-info" not in job.front.nvrtc
+    assert job.ptxas == ("--device-debug", "--dont-merge-basicblocks", "--return-at-end")
+    assert job.front.nvjitlink == ("-g", "-O0")
+    assert job.front.prune is False
+
+
+def test_include_dirs() -> None:
+    """Include folders reach NVRTC relative to the project, in their order."""
+    plain = config(archs=["sm_90"])
+    settings = dataclasses.replace(plain.settings, include_dirs=("b", "a"))
+    source = Module(dataclasses.replace(plain, settings=settings), SourceTree.of_texts({"k.cu": ""}))
+    (job,) = make_plan([source], line_named("12.9"), no_gpu).jobs
+    assert job.front.nvrtc[1:] == ("--include-path=b", "--include-path=a")
+
+
+def test_place_of_expressions() -> None:
+    """Each name expression is given to the source that mentions its template, and to the first where none does."""
+    sources = {"a.cu": "void helper();", "b.cu": "template<class T> void scale(T*);", "c.cu": "void other();"}
+    expressions = ["scale<int>", "n::scale<float>", "other", "&missing<3>"]
+    both = Module(
+        config("m", sources=sorted(sources), kernels=expressions, archs=["sm_90"]), SourceTree.of_texts(sources)
+    )
+    (job,) = make_plan([both], line_named("12.9"), no_gpu).jobs
+    assert job.front.expressions == (
+        ("scale<int>", "b.cu"),
+        ("n::scale<float>", "b.cu"),
+        ("other", "c.cu"),
+        ("&missing<3>", "a.cu"),
+    )
+
+
+def test_one_image_in_two_ways() -> None:
+    """Two ways of making one image is an error that names both."""
+    with pytest.raises(ConfigError) as caught:
+        make_plan([module(archs=["sm_86", "sm_86@compute_80"])], line_named("12.9"), no_gpu)
+    assert str(caught.value) == (
+        "place of k (module 'k'): `archs` asks for sm_86 twice, as sm_86 and as sm_86@compute_80: leave one"
+    )
+
+
+def test_plan_in_words() -> None:
+    """The plan prints as the one line that a build shows, in the singular where it is one."""
+    one = make_plan([module(archs=["sm_90"])], line_named("12.9"), no_gpu)
+    assert str(one) == "1 module, 1 cubin and 0 PTX with CUDA 12.9"
+    modules = [module("a", archs=["90", "sm_80"]), module("b", archs=["compute_75"])]
+    assert str(make_plan(modules, line_named("13.0"), no_gpu)) == "2 modules, 2 cubins and 2 PTX with CUDA 13.0"
+
+
+def test_needs() -> None:
+    """NvJitLink is needed for modules of several files, cuRAND's headers where they are included."""
+    plain = module("a", text="#include <cub/cub.cuh>")
+    random = module("b", text="#include <curand_kernel.h>")
+    linked = Module(config("c", sources=["c.cu", "d.cu"]), SourceTree.of_texts({"c.cu": "", "d.cu": ""}))
+    assert [(needs_of([each]).linker, needs_of([each]).curand) for each in (plain, random, linked)] == [
+        (False, False),
+        (False, True),
+        (True, False),
+    ]
+    together = needs_of([plain, random, linked])
+    assert (together.linker, together.curand) == (True, True)
+    assert make_plan([plain, linked], line_named("12.9"), no_gpu).needs == needs_of([plain, linked])
+
+
+def test_auto_line() -> None:
+    """``auto`` looks at every module, and at the virtual architectures too."""
+    assert select_line("auto", [config("a", archs=["sm_90"])], no_gpu).version == "12.9"
+    assert (
+        select_line("auto", [config("a", archs=["sm_90"]), config("b", archs=["compute_110"])], no_gpu).version
+        == "13.0"
+    )
+    assert select_line("auto", [config("a", archs=["sm_120@compute_88"])], no_gpu).version == "13.0"
+
+
+def test_explicit_line() -> None:
+    """An explicit line is taken; with "auto" the front end's architecture counts as well."""
+    assert select_line("13", [config("a", archs=["sm_90"])], no_gpu).version == LINES[-1].version
+    assert select_line("13.0", [config("a", archs=["sm_90@compute_50"])], no_gpu).version == "13.0"
+    with pytest.raises(UnsupportedArchError, match=r"^no one CUDA line compiles all of sm_110, compute_50: "):
+        select_line("auto", [config("a", archs=["sm_110@compute_50"])], no_gpu)
+
+
+@pytest.mark.parametrize("word", ["all", "all-major"])
+def test_words_need_a_line(word: str) -> None:
+    """A word that means what one compiler supports needs an explicit line, and works with one."""
+    modules = [config("a", archs=["sm_90"]), config("b", archs=["sm_90", word])]
+    with pytest.raises(ConfigError) as caught:
+        select_line("auto", modules, no_gpu)
+    assert str(caught.value) == (
+        f"place of b (module 'b'): {word!r} in `archs` means what one compiler supports: set `cuda` too, "
+        'for instance to "13"'
+    )
+    assert select_line("13.0", modules, no_gpu).version == "13.0"
+
+
+def test_native() -> None:
+    """``native`` takes part in the choice of the line, and its absence of a GPU is not hidden."""
+    modules = [config("a", archs=["native"])]
+    assert select_line("auto", modules, lambda: (110,)).version == "13.0"
+    plan = make_plan([module(archs=["native"])], line_named("13.0"), lambda: (80, 90))
+    assert [str(target) for target in plan.images] == ["sm_80", "sm_90"]
+    with pytest.raises(BuildError, match="no GPU here"):
+        select_line("auto", modules, no_gpu)
