@@ -16,13 +16,17 @@ from .errors import (
     KernelNotFoundError,
     ManifestError,
     NoCompatibleImageError,
+    VariableNotFoundError,
 )
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from concurrent.futures import Future
+
     from cuda.core import Kernel
 
-    from .loader import KernelInfo, Loader
+    from .loader import GlobalAddress, KernelInfo, Loader
     from .report import Report
 
 __all__ = [
@@ -32,11 +36,14 @@ __all__ = [
     "KernelNotFoundError",
     "ManifestError",
     "NoCompatibleImageError",
+    "VariableNotFoundError",
     "explain",
+    "get_global",
     "get_handle",
     "get_kernel",
     "kernel_info",
     "kernel_names",
+    "preload",
 ]
 
 
@@ -69,6 +76,49 @@ def get_handle(name: str, *, device: object = None) -> int:
     return _loader().get_handle(name, device)
 
 
+def get_global(name: str, *, device: object = None) -> GlobalAddress:
+    """Return where a ``__constant__`` or ``__device__`` variable lies in the memory of a device.
+
+    The address is that of one context: the current one if it is of the device, else the device's primary context, which
+    then stays active until the process ends.  It holds until that context is destroyed or reset.  Kernels of the module
+    read the variable there; one that was compiled from the package's source has variables of its own.
+
+    Args:
+        name: the variable's name as in the source (``table``, ``ns::table``), ``module:name``, or its symbol.
+        device: as in `get_kernel`.
+
+    Returns:
+        The address and the size in bytes, as a named tuple.
+
+    Raises:
+        VariableNotFoundError: if no variable, or more than one, has that name.
+        NoCompatibleImageError: if no image of its module runs on the device.
+        CorruptImageError: if the file of the image is not the one that was built.
+        ManifestError: if the package was built without kernels, or its files are mixed up.
+        CudaUnavailableError: if the Python packages, the driver or the device are missing.
+
+    """
+    return _loader().get_global(name, device)
+
+
+def preload(names: str | Iterable[str] | None = None, *, device: object = None) -> Future[None]:
+    """Start to load kernels in the background, and return at once.
+
+    What is loaded for a kernel serves all kernels of its image.  `get_kernel` waits for a load under way and does not
+    repeat it.  A process that ends drops what has not begun.
+
+    Args:
+        names: the kernels, as in `get_kernel`; by default every one that has an image for the device.
+        device: as in `get_kernel`; by default the current device of the calling thread.
+
+    Returns:
+        A future that is done, with None, when the kernels are loaded; ``await asyncio.wrap_future(...)`` waits for it too.
+        Its exception is the first that `get_kernel` would have raised; the other kernels are loaded all the same.
+
+    """
+    return _loader().preload(names, device)
+
+
 def kernel_names() -> list[str]:
     """Return the name of every kernel, sorted; ``module:name`` where several modules define one name.
 
@@ -79,15 +129,22 @@ def kernel_names() -> list[str]:
     return _loader().kernel_names()
 
 
-def kernel_info(name: str) -> KernelInfo:
-    """Return what is known of a kernel without a device: symbol, parameters, policy, resources per architecture.
+def kernel_info(name: str, *, device: object = None) -> KernelInfo:
+    """Return what is known of a kernel: symbol, parameters, policy, resources per architecture.
+
+    Args:
+        name: as in `get_kernel`.  One that must be compiled from the package's source is compiled to be known.
+        device: as in `get_kernel`; where one is given, the image that is loaded there is said too.  Without it nothing of
+            CUDA is touched.
 
     Raises:
         KernelNotFoundError: if no kernel, or more than one, has that name.
+        NoCompatibleImageError: if none of its images runs on `device`.
         ManifestError: if the package was built without kernels, or its files are mixed up.
+        CudaUnavailableError: if a device is given and CUDA cannot be used.
 
     """
-    return _loader().kernel_info(name)
+    return _loader().kernel_info(name, device)
 
 
 def explain(

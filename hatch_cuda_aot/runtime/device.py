@@ -19,7 +19,7 @@ from .select import DeviceFacts, is_tegra
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["OLDEST_DRIVER", "Driver", "DriverError", "install_hint", "ordinal_of"]
+__all__ = ["OLDEST_DRIVER", "Driver", "DriverError", "install_hint", "ordinal_of", "peek_ordinal"]
 
 #: CUDA version of the oldest driver that the loader works with: 12.0 introduced cuLibrary and CUkernel.
 OLDEST_DRIVER = 12000
@@ -48,6 +48,15 @@ class Driver:
         except DriverError as error:
             raise _unavailable(error) from error
         self._facts: dict[int, DeviceFacts] = {}
+
+    @property
+    def build(self) -> str:
+        """Return what tells this build of the driver from others of the same CUDA version; empty where nobody says."""
+        try:
+            with open(_KERNEL_MODULE, encoding="utf-8", errors="replace") as file:
+                return file.readline().strip()
+        except OSError:  # Windows, WSL, some sandboxes
+            return ""
 
     def call(self, function: str, *arguments: object) -> Any:
         """Call a driver function and return its one result, or the tuple of them.
@@ -86,17 +95,22 @@ class Driver:
         return facts
 
     @contextmanager
-    def context(self, ordinal: int) -> Iterator[None]:
+    def context(self, ordinal: int, *, keep: bool = False) -> Iterator[None]:
         """Have a context of device `ordinal` current in the block, and everything as before after it.
 
         The current context is used where it is one of that device; else the device's primary context, which is pushed
-        and, in the end, popped and released.
+        and, in the end, popped and released.  With `keep` a primary context that was not active stays so until the
+        process ends, for the sake of memory in it that is handed out.
         """
         status, device = self.api.cuCtxGetDevice()
         if not status and int(device) == ordinal:
             yield
             return
-        primary = self.call("cuDevicePrimaryCtxRetain", self.call("cuDeviceGet", ordinal))
+        handle = self.call("cuDeviceGet", ordinal)
+        if keep:
+            _, active = self.call("cuDevicePrimaryCtxGetState", handle)
+            keep = not active
+        primary = self.call("cuDevicePrimaryCtxRetain", handle)
         try:
             self.call("cuCtxPushCurrent", primary)
             try:
@@ -104,7 +118,8 @@ class Driver:
             finally:
                 self.call("cuCtxPopCurrent")
         finally:
-            self.call("cuDevicePrimaryCtxRelease", self.call("cuDeviceGet", ordinal))
+            if not keep:
+                self.call("cuDevicePrimaryCtxRelease", handle)
 
     def _start(self) -> int:
         try:
@@ -152,8 +167,11 @@ class DriverError(Exception):
         function: the function.
         status: the CUresult.
         refusal: whether it speaks of the image alone, so that another image may still run.
+        by: who returned it, in words.
 
     """
+
+    by = "the driver"
 
     def __init__(self, function: str, status: int, name: str, detail: str = "") -> None:
         super().__init__(f"{name} ({status}) from {function}{f': {detail}' if detail else ''}")
@@ -169,6 +187,18 @@ class DriverError(Exception):
     def not_found(self) -> bool:
         """Whether the image has no symbol of the name."""
         return self.status == _NOT_FOUND
+
+
+def peek_ordinal(package: str) -> int:
+    """Return the device of the calling thread's current context, or 0 where it has none, without starting CUDA.
+
+    Where CUDA cannot be used the answer is 0 as well: whoever starts it then is told why.
+    """
+    try:
+        status, device = _import_bindings(package).cuCtxGetDevice()
+    except (CudaUnavailableError, RuntimeError, OSError):
+        return 0
+    return 0 if status else int(device)
 
 
 def ordinal_of(device: object) -> int | None:
@@ -208,6 +238,9 @@ def install_hint(package: str) -> str:
         '    dependencies = ["cuda-core", "cuda-bindings", "platformdirs"]'
     )
 
+
+#: The kernel module's version stands here on Linux; that of libcuda is the same, or else tells by its CUDA version.
+_KERNEL_MODULE = "/proc/driver/nvidia/version"
 
 _NOT_INITIALIZED = 3
 _NO_DEVICE = 100

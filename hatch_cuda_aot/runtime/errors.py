@@ -20,6 +20,7 @@ __all__ = [
     "KernelNotFoundError",
     "ManifestError",
     "NoCompatibleImageError",
+    "VariableNotFoundError",
 ]
 
 
@@ -53,6 +54,27 @@ class KernelNotFoundError(CudaAotError, KeyError):
     """
 
     code = "kernel-not-found"
+
+    def __init__(
+        self, message: str, name: str = "", candidates: Sequence[str] = (), *, ambiguous: bool = False
+    ) -> None:
+        super().__init__(message)
+        self.name = name
+        self.candidates = tuple(candidates)
+        self.ambiguous = ambiguous
+
+
+class VariableNotFoundError(CudaAotError, KeyError):
+    """No variable, or more than one, has the name that was asked for.
+
+    Attributes:
+        name: the name as it was asked for.
+        candidates: names to use instead: close matches, or the ``module:name`` forms of an ambiguous name.
+        ambiguous: whether the name fits several variables.
+
+    """
+
+    code = "variable-not-found"
 
     def __init__(
         self, message: str, name: str = "", candidates: Sequence[str] = (), *, ambiguous: bool = False

@@ -1,60 +1,134 @@
-"""Turns PTX into machine code for one device, through the driver's own compiler (cuLink).
+"""Turns PTX into machine code for one device, through the driver's own compiler (cuLink) or else through nvJitLink.
 
-It knows neither files nor the manifest: text in, cubin bytes out.
+It knows neither files nor the cache: text in, cubin bytes out, and a `Recipe` that says all that they depend on.
 """
 
 from __future__ import annotations
 
-import ctypes
+import importlib
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .arch import format_cc, format_cuda
 from .device import DriverError
+from .jit_cache import key_of
+from .select import JIT_LOWERED, NVJITLINK
 
 if TYPE_CHECKING:
     from .device import Driver
-    from .select import DeviceFacts
+    from .select import Candidate, DeviceFacts
 
-__all__ = ["compile_ptx"]
+__all__ = ["LinkerError", "Recipe", "compile_ptx", "nvjitlink_version"]
 
 #: Bytes for each of the driver's two logs; it cuts off what does not fit.
 _LOG_BYTES = 8192
 
+_NVJITLINK = "cuda.bindings.nvjitlink"
 
-def compile_ptx(driver: Driver, ptx: bytes, device: DeviceFacts, *, label: str, logger: str) -> bytes:
+
+class Recipe(NamedTuple):
+    """How PTX becomes machine code: all that the result depends on, beside the text.
+
+    Attributes:
+        compiler: with its version, such as ``"driver of CUDA 13.0"`` or ``"nvJitLink 13.5"``.
+        build: what tells apart builds of the compiler that have the same version; may be empty.
+        cc: compute capability of the device, as ``major * 10 + minor``.
+        lowered: what the text's ``.version`` is replaced with, such as ``"7.0"``; None to leave it.
+        options: of nvJitLink; None for the driver's compiler.
+
+    """
+
+    compiler: str
+    build: str
+    cc: int
+    lowered: str | None = None
+    options: tuple[str, ...] | None = None
+
+    @classmethod
+    def of(cls, candidate: Candidate, device: DeviceFacts, driver: Driver) -> Recipe:
+        """Return the recipe for PTX that was found to run on `device` in the way of `candidate`."""
+        image, cc = candidate.image, device.cc
+        if candidate.way == NVJITLINK:
+            target = f"-arch=sm_{cc}{image.arch.suffix}"
+            return cls(f"nvJitLink {format_cuda(device.nvjitlink or 0)}", "", cc, options=(target,))
+        lowered = image.ptx_floor if candidate.way == JIT_LOWERED else None
+        return cls(f"driver of CUDA {format_cuda(driver.version)}", driver.build, cc, lowered)
+
+    def key(self, digest: str) -> str:
+        """Return the key under which the cache holds what this makes of the text whose SHA-256 is `digest`."""
+        return key_of(what="cubin from PTX", ptx=digest, **self._asdict())
+
+    def __str__(self) -> str:
+        return f"{self.compiler}, .version lowered to {self.lowered}" if self.lowered else self.compiler
+
+
+class LinkerError(DriverError):
+    """nvJitLink could not compile the PTX; another image may still run."""
+
+    by = "nvJitLink"
+    refusal = True
+    not_found = False
+
+
+def compile_ptx(driver: Driver, ptx: bytes, device: DeviceFacts, recipe: Recipe, *, label: str, logger: str) -> bytes:
     """Compile `ptx` for `device` and return the cubin.
 
-    Needs a context on the device for the time of the call, and leaves contexts as they were.
+    The driver's compiler needs a context on the device for the time of the call, and leaves contexts as they were.
 
     Args:
         driver: the driver.
         ptx: the text, without the NUL at its end.
         device: one that is there.
+        recipe: how to compile it.
         label: what to call the PTX in logs and errors.
         logger: name of the logger that gets one line at level INFO.
 
     Raises:
         DriverError: if the driver cannot compile it; the message ends in the compiler's own words.
+        LinkerError: if nvJitLink cannot.
 
     """
     import logging
 
-    with driver.context(device.ordinal or 0):
+    if recipe.lowered:
+        ptx = lower_version(ptx, recipe.lowered)
+    if recipe.options is not None:
         start = time.perf_counter()
-        cubin = _link(driver, ptx + b"\0", label)
+        cubin = _link_with_nvjitlink(ptx, recipe.options, label)
         seconds = time.perf_counter() - start
+    else:
+        with driver.context(device.ordinal or 0):
+            start = time.perf_counter()
+            cubin = _link(driver, ptx + b"\0", label)
+            seconds = time.perf_counter() - start
     logging.getLogger(logger).info(
-        "compiled %s for compute capability %s in %.0f ms (driver of CUDA %s)",
-        label,
-        format_cc(device.cc),
-        seconds * 1e3,
-        format_cuda(driver.version),
+        "compiled %s for compute capability %s in %.0f ms (%s)", label, format_cc(device.cc), seconds * 1e3, recipe
     )
     return cubin
 
 
+def lower_version(ptx: bytes, version: str) -> bytes:
+    """Return `ptx` with `version` in its ``.version`` line; text without such a line is left for the driver to reject."""
+    import re
+
+    return re.sub(rb"(?m)^(\s*\.version\s+)[0-9.]+", rb"\g<1>" + version.encode(), ptx, count=1)
+
+
+def nvjitlink_version() -> int | None:
+    """Return the CUDA version of the nvJitLink that is installed (13050 for 13.5), or None.
+
+    It is loaded for that, which takes a tenth of a second: ask where the answer decides something.
+    """
+    try:
+        major, minor = importlib.import_module(_NVJITLINK).version()
+    except (ImportError, RuntimeError, OSError):  # older bindings; no library, or one before 12.3
+        return None
+    return int(major) * 1000 + int(minor) * 10
+
+
 def _link(driver: Driver, ptx: bytes, label: str) -> bytes:
+    import ctypes
+
     option = driver.api.CUjit_option
     info, errors = bytearray(_LOG_BYTES), bytearray(_LOG_BYTES)
     options = {
@@ -77,3 +151,29 @@ def _link(driver: Driver, ptx: bytes, label: str) -> bytes:
         raise
     finally:
         driver.call("cuLinkDestroy", state)
+
+
+def _link_with_nvjitlink(ptx: bytes, options: tuple[str, ...], label: str) -> bytes:
+    nvjitlink = importlib.import_module(_NVJITLINK)
+    handle = 0
+    try:
+        handle = nvjitlink.create(len(options), list(options))
+        nvjitlink.add_data(handle, nvjitlink.InputType.PTX, ptx, len(ptx), label)
+        nvjitlink.complete(handle)
+        cubin = bytearray(nvjitlink.get_linked_cubin_size(handle))
+        nvjitlink.get_linked_cubin(handle, cubin)
+        return bytes(cubin)
+    except nvjitlink.nvJitLinkError as error:
+        words = _nvjitlink_log(nvjitlink, handle) if handle else " ".join(options)
+        status = nvjitlink.Result(error.status)
+        raise LinkerError("nvJitLink", int(status), status.name, words) from error
+    finally:
+        if handle:
+            nvjitlink.destroy(handle)
+
+
+def _nvjitlink_log(nvjitlink: Any, handle: int) -> str:
+    log = bytearray(nvjitlink.get_error_log_size(handle))
+    if log:
+        nvjitlink.get_error_log(handle, log)
+    return log.rstrip(b"\0").decode(errors="replace").strip()

@@ -15,7 +15,7 @@ import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .arch import Arch
-from .errors import KernelNotFoundError, ManifestError
+from .errors import KernelNotFoundError, ManifestError, VariableNotFoundError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -97,6 +97,38 @@ class Manifest:
         module = self.module(modules[0])
         return module, module.kernel(key)
 
+    def find_variable(self, name: str) -> tuple[ModuleManifest, Global]:
+        """Return the variable that `name` addresses, and its module.
+
+        `name` is the variable's name as in the source, ``module:name``, or its symbol.  The index has no variables, so
+        without a module every module is read.
+
+        Raises:
+            VariableNotFoundError: if no variable has that name, or variables of several modules have.
+            KernelNotFoundError: if the module that `name` says does not exist.
+            ManifestError: if the manifest is damaged.
+
+        """
+        only, colon, rest = name.partition(":")
+        if not colon or rest.startswith(":"):
+            only, rest = "", name
+        key = canonical_name(rest)
+        modules = [self.module(module) for module in ([only.strip()] if only else sorted(self.modules))]
+        found = [(module, variable) for module in modules if (variable := module.variable(key)) is not None]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            forms = [f"{module.name}:{variable.name}" for module, variable in found]
+            message = f"{len(found)} modules have a variable {name!r}: say which one with {_words(forms)}"
+            raise VariableNotFoundError(message, name, forms, ambiguous=True)
+        known = {variable: None for module in modules for variable in module.globals}
+        close = _close(key, known)
+        hint = _did_you_mean(close) or (
+            f"; there are {', '.join(sorted(known)[:8])}" if known else ": it has none at all"
+        )
+        where = f"module {modules[0].name!r}" if only else self.package
+        raise VariableNotFoundError(f"{where} has no variable {key!r}{hint}", name, close)
+
     def module(self, name: str) -> ModuleManifest:
         """Return the manifest of the module `name`, read from its file the first time.
 
@@ -167,6 +199,7 @@ class ModuleManifest(NamedTuple):
         images: its images, in the manifest's order, which means nothing.
         kernels: canonical name -> the kernel's raw entry; `kernel` returns it as a value.
         globals: name -> the raw entry of a ``__constant__`` or ``__device__`` variable.
+        source: the raw table of the source that the package carries for it, or None.
 
     """
 
@@ -175,6 +208,7 @@ class ModuleManifest(NamedTuple):
     images: tuple[Image, ...]
     kernels: Mapping[str, Any]
     globals: Mapping[str, Any]
+    source: Mapping[str, Any] | None = None
 
     @classmethod
     def read(cls, folder: str, name: str, entry: Mapping[str, Any]) -> ModuleManifest:
@@ -204,7 +238,7 @@ class ModuleManifest(NamedTuple):
         data = _parse(content, path)
         try:
             images = tuple(Image.from_json(image) for image in data["images"])
-            return cls(name, path, images, data["kernels"], data.get("globals", {}))
+            return cls(name, path, images, data["kernels"], data.get("globals", {}), data.get("source"))
         except (KeyError, TypeError, ValueError) as error:
             raise ManifestError(_damaged(path, f"{type(error).__name__}: {error}"), path) from error
 
@@ -229,9 +263,11 @@ class ModuleManifest(NamedTuple):
         return None
 
     def variable(self, name: str) -> Global | None:
-        """Return the variable `name`, or None if the module has none of that name."""
+        """Return the variable whose name or symbol is `name`, or None if the module has none."""
+        if name not in self.globals:
+            name = next((other for other, entry in self.globals.items() if entry["symbol"] == name), name)
         entry = self.globals.get(name)
-        return None if entry is None else Global(name, **entry)
+        return None if entry is None else Global(name, entry["symbol"], entry["space"], entry["size"], entry["align"])
 
 
 class Kernel(NamedTuple):
@@ -284,6 +320,7 @@ class Image(NamedTuple):
         virtual: the architecture of the front-end pass, such as ``compute_80`` for ``sm_86@compute_80``.
         ptx_version: the PTX's ``.version``, such as ``"8.8"``; None for a cubin.
         ptx_floor: the lowest ``.version`` under which the PTX still assembles, or None where it was not established.
+        floor_driver: lowest CUDA version of a driver that takes the PTX with `ptx_floor` as its ``.version``, or None.
         kernels: canonical name of each kernel that it holds -> resources per thread or block (registers; shared, local
             and spill bytes), empty for PTX.
 
@@ -297,6 +334,7 @@ class Image(NamedTuple):
     virtual: str | None = None
     ptx_version: str | None = None
     ptx_floor: str | None = None
+    floor_driver: int | None = None
     kernels: Mapping[str, Mapping[str, int]] = {}
 
     @classmethod
@@ -317,6 +355,7 @@ class Image(NamedTuple):
             entry.get("virtual"),
             entry.get("ptx_version"),
             entry.get("ptx_floor"),
+            entry.get("floor_driver"),
             entry["kernels"],
         )
         if entry["kind"] != image.kind:

@@ -26,10 +26,12 @@ class Row:
     Attributes:
         module: the module.
         image: the image's file name.
-        arch: such as ``sm_90``.
-        kind: ``"cubin"`` or ``"ptx"``.
+        arch: such as ``sm_90``; empty for source, which is compiled for the device.
+        kind: ``"cubin"``, ``"ptx"``, or ``"source"`` for the source that travels in the package, which NVRTC compiles.
         verdict: ``"chosen"``, ``"usable"``, ``"refused"`` (by the driver, when it was tried) or ``"rejected"``.
         reason: why.
+        way: how it becomes what the device runs: ``"load"``, ``"jit"``, ``"jit-lowered"``, ``"nvjitlink"`` or ``"source"``;
+            empty where it does not run.
 
     """
 
@@ -39,12 +41,18 @@ class Row:
     kind: str
     verdict: str
     reason: str
+    way: str = ""
 
     @classmethod
     def of(cls, module: str, candidate: Candidate) -> Row:
         """Return the row of `candidate`, an image of `module`."""
         image = candidate.image
-        return cls(module, image.file, str(image.arch), image.kind, candidate.verdict, candidate.reason)
+        return cls(module, image.file, str(image.arch), image.kind, candidate.verdict, candidate.reason, candidate.way)
+
+    @classmethod
+    def of_source(cls, module: str, file: str, verdict: str) -> Row:
+        """Return the row of the source of `module`."""
+        return cls(module, file, "", "source", verdict, "compiled by NVRTC, if that is installed", "source")
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,21 @@ if TYPE_CHECKING:
 
     from .manifest import Image
 
-__all__ = ["CHOSEN", "REFUSED", "REJECTED", "USABLE", "Candidate", "DeviceFacts", "advise", "is_tegra", "rank"]
+__all__ = [
+    "CHOSEN",
+    "JIT",
+    "JIT_LOWERED",
+    "LOAD",
+    "NVJITLINK",
+    "REFUSED",
+    "REJECTED",
+    "USABLE",
+    "Candidate",
+    "DeviceFacts",
+    "advise",
+    "is_tegra",
+    "rank",
+]
 
 #: The best image for the device: the one that is loaded.
 CHOSEN = "chosen"
@@ -26,6 +40,15 @@ USABLE = "usable"
 REFUSED = "refused"
 #: Does not run on the device.
 REJECTED = "rejected"
+
+#: The ways in which an image becomes what the device runs: machine code is loaded as it is;
+LOAD = "load"
+#: PTX is compiled by the driver,
+JIT = "jit"
+#: or compiled by the driver once its version line says the lowest version under which it still assembles,
+JIT_LOWERED = "jit-lowered"
+#: or, where the driver cannot read it at all, compiled by nvJitLink.
+NVJITLINK = "nvjitlink"
 
 
 class DeviceFacts(NamedTuple):
@@ -38,6 +61,8 @@ class DeviceFacts(NamedTuple):
         tegra: whether the GPU is integrated in a Tegra or Jetson system.
         ordinal: the device's number in the process, None for a device that is not there.
         name: the device's name, such as ``"NVIDIA H200"``; empty for a device that is not there.
+        nvjitlink: the CUDA version of the nvJitLink that is installed (13050 for 13.5); None where there is none, or where
+            nobody has asked for it yet.
 
     """
 
@@ -46,6 +71,7 @@ class DeviceFacts(NamedTuple):
     tegra: bool = False
     ordinal: int | None = None
     name: str = ""
+    nvjitlink: int | None = None
 
     def __str__(self) -> str:
         parts = [f"compute capability {format_cc(self.cc)}"]
@@ -67,6 +93,7 @@ class Candidate(NamedTuple):
         needs_driver: the CUDA version of the driver (13000 for 13.0) that the image waits for, where that alone stands
             between it and the device; else None.
         forced_out: whether only the wish for PTX stands between it and the device.
+        way: `LOAD`, `JIT`, `JIT_LOWERED` or `NVJITLINK`; empty where it does not run.
 
     """
 
@@ -75,6 +102,12 @@ class Candidate(NamedTuple):
     reason: str
     needs_driver: int | None = None
     forced_out: bool = False
+    way: str = ""
+
+    @property
+    def awaits_linker(self) -> bool:
+        """Whether it is PTX that the driver is too old for, so that nvJitLink decides whether it runs."""
+        return self.needs_driver is not None and self.image.arch.virtual
 
 
 def rank(
@@ -133,6 +166,7 @@ def advise(candidates: Sequence[Candidate], device: DeviceFacts, package: str) -
         image = first.image
         because = f"PTX {image.ptx_version} of {image.arch}" if image.ptx_version else str(image.arch)
         advice.append(f"Upgrade the NVIDIA driver to one of CUDA {needed} or newer, which takes {because}.")
+    advice += _advise_nvjitlink(candidates, device)
     if any(candidate.verdict == REFUSED for candidate in candidates):
         advice.append(f"The driver refused an image that should run: reinstall {package}, or report it to its authors.")
     ask = "Or ask" if advice else "Ask"
@@ -152,9 +186,9 @@ _TIERS = (
     "exact",
     "of the same family",
     "of the same major version",
-    "compiled by the driver, architecture-specific",
-    "compiled by the driver, family-specific",
-    "compiled by the driver",
+    "architecture-specific",
+    "family-specific",
+    "",
 )
 _SAME_FAMILY, _SAME_MAJOR, _FIRST_PTX = 3, 4, 5
 _SUFFIXES = ("a", "f", "")
@@ -170,14 +204,60 @@ def _judge(image: Image, device: DeviceFacts, tier: int, *, force_ptx: bool, ker
         return Candidate(image, REJECTED, fit)
     if kernel is not None and kernel not in image.kernels:
         return Candidate(image, REJECTED, f"was built without {kernel}")
-    if device.driver is not None and image.min_driver > device.driver:
-        what = f"PTX {image.ptx_version} needs" if image.ptx_version else "needs"
-        reason = f"{what} a driver of CUDA {format_cuda(image.min_driver)}; this one is of {format_cuda(device.driver)}"
-        return Candidate(image, REJECTED, reason, needs_driver=image.min_driver)
+    way = _way(image, device)
+    if not way:
+        needed, reason = _too_old(image, device)
+        return Candidate(image, REJECTED, reason, needs_driver=needed)
     if force_ptx and not arch.virtual:
         return Candidate(image, REJECTED, "CUDA_AOT_FORCE_PTX is set", forced_out=True)
-    origin = f"PTX {image.ptx_version or ''}".strip() if arch.virtual else f"machine code for {format_cc(arch.cc)}"
-    return Candidate(image, USABLE, f"{origin}, {_TIERS[tier]}")
+    words = (_how(image, device, way), _TIERS[tier])
+    return Candidate(image, USABLE, ", ".join(filter(None, words)), way=way)
+
+
+def _way(image: Image, device: DeviceFacts) -> str:
+    """Return the way in which `image` gets past the driver of `device`; empty where there is none."""
+    driver = device.driver
+    if driver is None or image.min_driver <= driver:
+        return JIT if image.arch.virtual else LOAD
+    if image.ptx_floor is not None and image.floor_driver is not None and image.floor_driver <= driver:
+        return JIT_LOWERED
+    linker = device.nvjitlink
+    # The machine code of one CUDA release runs on the drivers of all releases of the same major version.
+    if image.arch.virtual and linker is not None and image.min_driver <= linker and linker // 1000 <= driver // 1000:
+        return NVJITLINK
+    return ""
+
+
+def _how(image: Image, device: DeviceFacts, way: str) -> str:
+    """Say in words in which `way` `image` becomes what `device` runs."""
+    if way == LOAD:
+        return f"machine code for {format_cc(image.arch.cc)}"
+    ptx = f"PTX {image.ptx_version}" if image.ptx_version else "PTX"
+    if way == JIT_LOWERED:
+        return f"{ptx}, its version line lowered to {image.ptx_floor} for this driver"
+    if way == NVJITLINK:
+        return f"{ptx}, compiled by nvJitLink {format_cuda(device.nvjitlink or 0)} for this older driver"
+    return f"{ptx}, compiled by the driver"
+
+
+def _too_old(image: Image, device: DeviceFacts) -> tuple[int, str]:
+    """Return the CUDA version of the first driver that takes `image`, and why the one of `device` does not."""
+    needed, what = image.min_driver, f"PTX {image.ptx_version} needs" if image.ptx_version else "needs"
+    if image.ptx_floor is not None and image.floor_driver is not None and image.floor_driver < needed:
+        needed, what = image.floor_driver, f"PTX {image.ptx_version}, lowered to {image.ptx_floor}, needs"
+    return needed, f"{what} a driver of CUDA {format_cuda(needed)}; this one is of {format_cuda(device.driver or 0)}"
+
+
+def _advise_nvjitlink(candidates: Iterable[Candidate], device: DeviceFacts) -> list[str]:
+    """Return the advice to install nvJitLink, where that would compile PTX of `candidates` for the driver there is."""
+    versions = [candidate.image.min_driver for candidate in candidates if candidate.awaits_linker]
+    versions = [version for version in versions if version // 1000 == (device.driver or 0) // 1000]
+    if not versions:
+        return []
+    major, needed = min(versions) // 1000, format_cuda(min(versions))
+    name = "nvidia-nvjitlink-cu12" if major == 12 else "nvidia-nvjitlink"
+    packages = f'"cuda-bindings=={major}.*" "{name}=={major}.*,>={needed}"'
+    return [f"Or install nvJitLink, which compiles it in the driver's place: pip install {packages}"]
 
 
 def _tier(image: Image, device: DeviceFacts) -> int:

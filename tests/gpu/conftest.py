@@ -10,6 +10,7 @@ import hashlib
 import importlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -27,7 +28,9 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "example_pkg"
+RUNTIME = ROOT / "hatch_cuda_aot" / "runtime"
 VARIABLES = ROOT / "tests" / "packages" / "vars"
+EMBED = ROOT / "tests" / "packages" / "embed"
 
 #: Variant -> project, archs (None for the project's own) and compiler line.
 VARIANTS: dict[str, tuple[Path, str | None, str]] = {
@@ -38,6 +41,9 @@ VARIANTS: dict[str, tuple[Path, str | None, str]] = {
     "sm80-12.9": (EXAMPLE, "sm_80 compute_80", "12.9"),
     "vars-12.9": (VARIABLES, None, "12.9"),
     "vars-13.0": (VARIABLES, None, "13.0"),
+    "embed-12.9": (EMBED, None, "12.9"),
+    "embed-13.0": (EMBED, None, "13.0"),
+    "embed-sm80-12.9": (EMBED, "sm_80", "12.9"),
 }
 
 
@@ -76,6 +82,11 @@ class Installed:
         """Where its images lie."""
         return self.site / self.package / "_cuda_aot"
 
+    @property
+    def cache(self) -> Path:
+        """Where the tests keep what is compiled from its PTX; made by the first that is."""
+        return self.site.with_name(f"{self.site.name}-cache")
+
     def edit_module(self, module: str, change: Callable[[dict[str, Any]], None]) -> None:
         """Let `change` edit a module's manifest, and make all digests fit again, so that only the content lies."""
         path = self.folder / f"{module}.json"
@@ -92,12 +103,16 @@ class Installed:
         index["modules"][module] = {"file": path.name, "size": len(content), "sha256": digest}
         index_path.write_text(json.dumps(index))
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a process needs to find the package and its cache."""
+        path = os.pathsep.join([str(self.site), os.environ.get("PYTHONPATH", "")])
+        return {"PYTHONPATH": path, "CUDA_AOT_CACHE_DIR": str(self.cache)}
+
     def run(self, code: str, **environment: str) -> str:
         """Run `code` in a process of its own next to the package and return what it printed; stderr must stay empty."""
-        env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(self.site), os.environ.get("PYTHONPATH", "")])}
-        result = subprocess.run(
-            [sys.executable, "-c", code], env={**env, **environment}, capture_output=True, text=True, check=False
-        )
+        env = {**os.environ, **self.environment, **environment}
+        result = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
         assert result.returncode == 0, result.stderr
         assert result.stderr == ""
         return result.stdout
@@ -121,14 +136,20 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 @pytest.fixture
 def unpack(wheel: Callable[[str], Path], tmp_path: Path) -> Callable[[str], Installed]:
-    """Return a function that unpacks a variant's wheel into a folder of the test's own, where it can be damaged."""
+    """Return a function that unpacks a variant's wheel into a folder of the test's own, where it can be damaged.
+
+    The loader in it is the one of this source tree, whenever the wheel was built.
+    """
 
     def unpack_it(variant: str) -> Installed:
         path = wheel(variant)
         site = tmp_path / variant
         with zipfile.ZipFile(path) as archive:
             archive.extractall(site)
-        return Installed(site, path.name.partition("-")[0])
+        installed = Installed(site, path.name.partition("-")[0])
+        for source in RUNTIME.glob("*.py"):
+            shutil.copy(source, installed.folder)
+        return installed
 
     return unpack_it
 
@@ -140,6 +161,7 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Installed], Modu
 
     def import_it(installed: Installed) -> ModuleType:
         monkeypatch.delenv("CUDA_AOT_FORCE_PTX", raising=False)
+        monkeypatch.setenv("CUDA_AOT_CACHE_DIR", str(installed.cache))
         monkeypatch.syspath_prepend(installed.site)
         packages.add(installed.package)
         _forget(installed.package)

@@ -185,13 +185,15 @@ def package(tmp_path: Path) -> FakePackage:
 def open_loader(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path, FakeApi], Loader]:
     """Return a function that makes a Loader over a folder and a fake driver; JIT prefixes the PTX with ``jit:``."""
 
-    def compile_ptx(driver: Driver, ptx: bytes, device: Any, **_: object) -> bytes:  # noqa: ARG001
+    def compile_ptx(driver: Driver, ptx: bytes, device: Any, recipe: object, **_: object) -> bytes:  # noqa: ARG001
         return f"jit {device.cc}: ".encode() + ptx
 
     def open_it(folder: Path, api: FakeApi) -> Loader:
         monkeypatch.setattr("hatch_cuda_aot.runtime.device._import_bindings", lambda _package: api)
         monkeypatch.setattr(loader_module, "compile_ptx", compile_ptx)
+        monkeypatch.setattr(loader_module, "nvjitlink_version", lambda: None)
         monkeypatch.delenv("CUDA_AOT_FORCE_PTX", raising=False)
+        monkeypatch.setenv("CUDA_AOT_CACHE", "0")
         return Loader(str(folder), "demo")
 
     return open_it

@@ -90,12 +90,20 @@ def test_public_names(run: Callable[..., str]) -> None:
         "KernelNotFoundError",
         "ManifestError",
         "NoCompatibleImageError",
+        "VariableNotFoundError",
         "explain",
+        "get_global",
         "get_handle",
         "get_kernel",
         "kernel_info",
         "kernel_names",
+        "preload",
     ]
+
+
+def test_no_submodule_hides_a_public_name() -> None:
+    """Importing a submodule binds its name in the package, where a function of that name would be lost."""
+    assert not {path.stem for path in RUNTIME.glob("*.py")} & set(hatch_cuda_aot.runtime.__all__)
 
 
 def test_no_cuda_package(run: Callable[..., str]) -> None:

@@ -146,6 +146,10 @@ def test_nothing_fits(package: FakePackage, open_loader: OpenLoader, fake_api: M
         "axpy.sm_80.cubin     cubin  rejected  machine code for 8.0 runs on 8.x devices only",
         "axpy.compute_75.ptx  ptx    rejected  PTX 9.5 needs a driver of CUDA 13.5; this one is of 13.0",
         "Upgrade the NVIDIA driver to one of CUDA 13.5 or newer, which takes PTX 9.5 of compute_75.",
+        (
+            "Or install nvJitLink, which compiles it in the driver's place: "
+            'pip install "cuda-bindings==13.*" "nvidia-nvjitlink==13.*,>=13.5"'
+        ),
         'Or ask the authors of demo to add "sm_90" to archs under [tool.cuda-aot].',
     ]
     assert error.report is not None

@@ -239,4 +239,4 @@ def test_errors_survive_pickling() -> None:
 def test_codes_are_unique() -> None:
     """Each kind of error has its own stable code."""
     kinds = CudaAotError.__subclasses__()
-    assert len({kind.code for kind in kinds}) == len(kinds) == 5
+    assert len({kind.code for kind in kinds}) == len(kinds) == 6

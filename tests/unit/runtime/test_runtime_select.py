@@ -11,6 +11,10 @@ from hatch_cuda_aot.runtime.manifest import Image
 from hatch_cuda_aot.runtime.report import Report, Row
 from hatch_cuda_aot.runtime.select import (
     CHOSEN,
+    JIT,
+    JIT_LOWERED,
+    LOAD,
+    NVJITLINK,
     REFUSED,
     REJECTED,
     USABLE,
@@ -24,12 +28,23 @@ from hatch_cuda_aot.runtime.select import (
 CCS = (75, 80, 86, 87, 88, 89, 90, 100, 101, 103, 107, 110, 120, 121)
 
 
-def image(arch: str, min_driver: int = 12000, kernels: tuple[str, ...] = ("k",)) -> Image:
-    """Return an image of `arch` that holds `kernels`."""
+def image(
+    arch: str, min_driver: int = 12000, kernels: tuple[str, ...] = ("k",), floor: tuple[str, int] | None = None
+) -> Image:
+    """Return an image of `arch` that holds `kernels`; `floor` is the lowest PTX version and the driver that reads it."""
     parsed = Arch.parse(arch)
     version = f"{min_driver // 1000 - 4}.{min_driver % 1000 // 10}" if parsed.virtual else None
     file = f"m.{arch}.{'ptx' if parsed.virtual else 'cubin'}"
-    return Image(parsed, file, min_driver=min_driver, ptx_version=version, kernels={name: {} for name in kernels})
+    lowest, driver = floor if floor and parsed.virtual else (None, None)
+    return Image(
+        parsed,
+        file,
+        min_driver=min_driver,
+        ptx_version=version,
+        ptx_floor=lowest,
+        floor_driver=driver,
+        kernels={name: {} for name in kernels},
+    )
 
 
 def running(candidates: list[Candidate]) -> list[str]:
@@ -80,6 +95,63 @@ def test_driver_too_old_for_ptx() -> None:
     assert candidate.needs_driver == 13050
 
 
+@pytest.mark.parametrize(
+    ("arch", "min_driver", "floor", "device", "way", "reason"),
+    [
+        ("sm_90", 13000, None, DeviceFacts(90, 13000), LOAD, "machine code for 9.0, exact"),
+        ("compute_75", 13050, ("7.0", 11000), DeviceFacts(90), JIT, "PTX 9.5, compiled by the driver"),
+        ("compute_75", 13050, ("7.0", 11000), DeviceFacts(90, 13050), JIT, "PTX 9.5, compiled by the driver"),
+        (
+            *("compute_75", 13050, ("7.0", 11000), DeviceFacts(90, 13000)),
+            *(JIT_LOWERED, "PTX 9.5, its version line lowered to 7.0 for this driver"),
+        ),
+        (
+            *("compute_90a", 13050, ("8.0", 12000), DeviceFacts(90, 12000, nvjitlink=13050)),
+            *(JIT_LOWERED, "PTX 9.5, its version line lowered to 8.0 for this driver, architecture-specific"),
+        ),
+        (
+            *("compute_120", 13050, ("8.7", 12080), DeviceFacts(120, 12040)),
+            *("", "PTX 9.5, lowered to 8.7, needs a driver of CUDA 12.8; this one is of 12.4"),
+        ),
+        (
+            *("compute_75", 13050, None, DeviceFacts(90, 13000, nvjitlink=13050)),
+            *(NVJITLINK, "PTX 9.5, compiled by nvJitLink 13.5 for this older driver"),
+        ),
+        (
+            *("compute_75", 12090, ("8.7", 12080), DeviceFacts(90, 12040, nvjitlink=12090)),
+            *(NVJITLINK, "PTX 8.9, compiled by nvJitLink 12.9 for this older driver"),
+        ),
+        (  # one too old for the PTX
+            *("compute_75", 13050, None, DeviceFacts(90, 13000, nvjitlink=13040)),
+            *("", "PTX 9.5 needs a driver of CUDA 13.5; this one is of 13.0"),
+        ),
+        (  # one whose machine code the driver would not take
+            *("compute_75", 12090, None, DeviceFacts(90, 12040, nvjitlink=13000)),
+            *("", "PTX 8.9 needs a driver of CUDA 12.9; this one is of 12.4"),
+        ),
+        (  # nvJitLink changes nothing for machine code
+            *("sm_90", 13000, None, DeviceFacts(90, 12090, nvjitlink=13000)),
+            *("", "needs a driver of CUDA 13.0; this one is of 12.9"),
+        ),
+    ],
+)
+def test_way(
+    arch: str, min_driver: int, floor: tuple[str, int] | None, device: DeviceFacts, way: str, reason: str
+) -> None:
+    """PTX that is too new is lowered where its floor allows; else nvJitLink compiles it, if it is one that can."""
+    (candidate,) = rank([image(arch, min_driver, floor=floor)], device)
+    assert (candidate.way, candidate.reason) == (way, reason)
+    assert (candidate.verdict == CHOSEN) == bool(way)
+
+
+def test_who_asks_for_nvjitlink() -> None:
+    """Only PTX that the driver alone stands in the way of waits for nvJitLink, and for the driver that reads its floor."""
+    images = [image("compute_75", 13050, floor=("9.0", 13000)), image("sm_90", 13000), image("compute_100", 13050)]
+    candidates = {str(candidate.image.arch): candidate for candidate in rank(images, DeviceFacts(90, 12090))}
+    assert {arch for arch, candidate in candidates.items() if candidate.awaits_linker} == {"compute_75"}
+    assert candidates["compute_75"].needs_driver == 13000
+
+
 def test_kernel_missing_in_an_image() -> None:
     """An image that does not hold the kernel is passed over."""
     candidates = rank([image("sm_90", kernels=("other",)), image("compute_75")], DeviceFacts(90), kernel="k")
@@ -117,7 +189,14 @@ def test_refused_image_makes_room() -> None:
             ["compute_75:13050"],
             DeviceFacts(90, 13000),
             False,
-            ["Upgrade the NVIDIA driver to one of CUDA 13.5 or newer, which takes PTX 9.5 of compute_75.", "Or ask"],
+            [
+                "Upgrade the NVIDIA driver to one of CUDA 13.5 or newer, which takes PTX 9.5 of compute_75.",
+                (
+                    "Or install nvJitLink, which compiles it in the driver's place: "
+                    'pip install "cuda-bindings==13.*" "nvidia-nvjitlink==13.*,>=13.5"'
+                ),
+                "Or ask",
+            ],
         ),
         (["sm_90"], DeviceFacts(90, 13000), True, ["Unset CUDA_AOT_FORCE_PTX", "Or ask"]),
     ],
@@ -136,12 +215,21 @@ ARCHS = [
     *(f"{kind}_{cc}f" for kind in ("sm", "compute") for cc in CCS if cc >= 100),
 ]
 images_of_a_module = st.lists(
-    st.builds(image, st.sampled_from(ARCHS), st.sampled_from([12000, 12040, 12090, 13000, 13050])),
+    st.builds(
+        image,
+        st.sampled_from(ARCHS),
+        st.sampled_from([12000, 12040, 12090, 13000, 13050]),
+        floor=st.sampled_from([None, ("6.3", 10000), ("8.0", 12000), ("8.7", 12080), ("9.5", 13050)]),
+    ),
     max_size=12,
     unique_by=lambda item: item.file,
 )
 devices = st.builds(
-    DeviceFacts, st.sampled_from(CCS), st.none() | st.sampled_from([12000, 12040, 12080, 13000, 13050]), st.booleans()
+    DeviceFacts,
+    st.sampled_from(CCS),
+    st.none() | st.sampled_from([12000, 12040, 12080, 13000, 13050]),
+    st.booleans(),
+    nvjitlink=st.none() | st.sampled_from([12040, 12090, 13000, 13050]),
 )
 
 
@@ -151,8 +239,13 @@ def test_choice_keeps_the_rules(images: list[Image], device: DeviceFacts) -> Non
     for candidate in rank(images, device):
         arch = candidate.image.arch
         fits = runs_ptx(arch, device.cc) if arch.virtual else runs_cubin(arch, device.cc, tegra=device.tegra)
-        loads = device.driver is None or candidate.image.min_driver <= device.driver
-        assert (candidate.verdict in {CHOSEN, USABLE}) == (fits is None and loads)
+        driver, linker = device.driver or 99000, device.nvjitlink or 0
+        loads = (
+            candidate.image.min_driver <= driver
+            or (candidate.image.floor_driver or 99000) <= driver
+            or (arch.virtual and candidate.image.min_driver <= linker and linker // 1000 <= driver // 1000)
+        )
+        assert (candidate.verdict in {CHOSEN, USABLE}) == (fits is None and loads) == bool(candidate.way)
         assert candidate.reason
 
 
@@ -193,6 +286,7 @@ def test_report_table() -> None:
         "kind": "cubin",
         "verdict": "chosen",
         "reason": "machine code for 9.0, exact",
+        "way": "load",
     }
 
 

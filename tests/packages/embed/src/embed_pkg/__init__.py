@@ -1,0 +1,1 @@
+"""Kernel templates whose source travels in the wheel."""
