@@ -38,6 +38,7 @@ VARIANTS: dict[str, tuple[Path, str | None, str]] = {
     "default-13.0": (EXAMPLE, None, "13.0"),
     "ptx-12.9": (EXAMPLE, "compute_75", "12.9"),
     "ptx-13.0": (EXAMPLE, "compute_75", "13.0"),
+    "ptx-13.5": (EXAMPLE, "compute_75", "13.5"),
     "sm80-12.9": (EXAMPLE, "sm_80 compute_80", "12.9"),
     "vars-12.9": (VARIABLES, None, "12.9"),
     "vars-13.0": (VARIABLES, None, "13.0"),

@@ -18,6 +18,7 @@ CHOSEN = {
     "default-13.0": "sm_90a",
     "ptx-12.9": "compute_75",
     "ptx-13.0": "compute_75",
+    "ptx-13.5": "compute_75",  # newer than a driver of CUDA 13.0 reads: its version line is lowered
     "sm80-12.9": "compute_80",
 }
 SIZES = (1, 31, 257, 100_003)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hatch_cuda_aot.build import _source
+from hatch_cuda_aot.collect import _source
 from hatch_cuda_aot.config import Config, load_config
 from hatch_cuda_aot.errors import ConfigError
 from hatch_cuda_aot.manifest import manifest_files
