@@ -20,8 +20,10 @@ def make_wheelhouse(folder: Path) -> Path:
 
 def frontend_environ(wheelhouse: Path) -> dict[str, str]:
     """Return an environment in which pip and uv look into `wheelhouse` as well."""
+    # hatch takes an active environment of its own for the one to build in.
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("HATCH_ENV")}
     links = " ".join(filter(None, [os.environ.get("PIP_FIND_LINKS", ""), str(wheelhouse)]))
-    return {**os.environ, "PIP_FIND_LINKS": links, "UV_FIND_LINKS": str(wheelhouse)}
+    return {**environ, "PIP_FIND_LINKS": links, "UV_FIND_LINKS": str(wheelhouse)}
 
 
 def copy_project(project: Path, target: Path) -> Path:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 
 from hatch_cuda_aot.toolchain import Needs, line_named, requirements
 from tests.wheels import ROOT, make_wheelhouse
@@ -77,8 +78,9 @@ def make_compiler(config: pytest.Config, line: str) -> Compiler:
     folder = Path(config.cache.mkdir(f"compiler-{tag}"))
     python = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
     complete = folder / "complete"
-    if not complete.is_file() or complete.read_text() != text:
-        venv.create(folder, with_pip=True, clear=True)
-        subprocess.run([python, "-m", "pip", "install", "--quiet", *wanted, *own], check=True)
-        complete.write_text(text)
+    with FileLock(folder.with_suffix(".lock")):  # tests run in several processes
+        if not complete.is_file() or complete.read_text() != text:
+            venv.create(folder, with_pip=True, clear=True)
+            subprocess.run([python, "-m", "pip", "install", "--quiet", *wanted, *own], check=True)
+            complete.write_text(text)
     return Compiler(line, python)

@@ -9,6 +9,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from hatch_cuda_aot.compile.ptx import parse, with_version
 from hatch_cuda_aot.compile.ptxas import PtxasCrashError, PtxasError, assemble
@@ -44,15 +45,20 @@ def old_ptxas(request: pytest.FixtureRequest) -> tuple[str, str]:
     assert request.config.cache is not None
     folder = Path(request.config.cache.mkdir(f"ptxas-{version}"))
     program = folder / "nvidia" / "cuda_nvcc" / "bin" / "ptxas"
-    if not program.is_file():
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder)]
-        subprocess.run([*command, f"nvidia-cuda-nvcc-cu12=={version}"], check=True)
-        (wheel,) = folder.glob("*.whl")
-        with zipfile.ZipFile(wheel) as archive:
-            archive.extract("nvidia/cuda_nvcc/bin/ptxas", folder)
-        wheel.unlink()
-        program.chmod(program.stat().st_mode | stat.S_IEXEC)
+    with FileLock(folder.with_suffix(".lock")):  # tests run in several processes
+        if not program.is_file():
+            _fetch(version, folder)
+            program.chmod(program.stat().st_mode | stat.S_IEXEC)
     return version, str(program)
+
+
+def _fetch(version: str, folder: Path) -> None:
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder)]
+    subprocess.run([*command, f"nvidia-cuda-nvcc-cu12=={version}"], check=True)
+    (wheel,) = folder.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extract("nvidia/cuda_nvcc/bin/ptxas", folder)
+    wheel.unlink()
 
 
 def test_floors_of_the_example(ptx_images: list[Image]) -> None:
