@@ -72,12 +72,16 @@ class Driver:
 
     def current_ordinal(self) -> int:
         """Return the device of the calling thread's current context, or 0 where it has none."""
-        status, device = self.api.cuCtxGetDevice()
-        if not status:
-            return int(device)
-        if status == _INVALID_CONTEXT:
+        # Without a context cuCtxGetDevice is an error, which compute-sanitizer would report.
+        status, context = self.api.cuCtxGetCurrent()
+        if status:
+            raise _unavailable(DriverError("cuCtxGetCurrent", int(status), status.name))
+        if not int(context):
             return 0
-        raise _unavailable(DriverError("cuCtxGetDevice", int(status), status.name))
+        status, device = self.api.cuCtxGetDevice()
+        if status:
+            raise _unavailable(DriverError("cuCtxGetDevice", int(status), status.name))
+        return int(device)
 
     def facts(self, ordinal: int) -> DeviceFacts:
         """Return what the driver says of device `ordinal`.
@@ -102,8 +106,7 @@ class Driver:
         and, in the end, popped and released.  With `keep` a primary context that was not active stays so until the
         process ends, for the sake of memory in it that is handed out.
         """
-        status, device = self.api.cuCtxGetDevice()
-        if not status and int(device) == ordinal:
+        if int(self.call("cuCtxGetCurrent")) and int(self.call("cuCtxGetDevice")) == ordinal:
             yield
             return
         handle = self.call("cuDeviceGet", ordinal)
@@ -244,7 +247,6 @@ _KERNEL_MODULE = "/proc/driver/nvidia/version"
 
 _NOT_INITIALIZED = 3
 _NO_DEVICE = 100
-_INVALID_CONTEXT = 201
 _NOT_FOUND = 500
 
 #: CUresult values that speak of the image alone.

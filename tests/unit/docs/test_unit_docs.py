@@ -15,7 +15,7 @@ import pytest
 from hatch_cuda_aot.compile.ptx import Param, Variable
 from hatch_cuda_aot.compile.ptxas import Resources
 from hatch_cuda_aot.manifest import manifest_files
-from hatch_cuda_aot.results import Image, Kernel, ModuleResult, PtxIsa
+from hatch_cuda_aot.results import Image, Kernel, ModuleResult, PtxIsa, Source
 from hatch_cuda_aot.runtime import errors
 from hatch_cuda_aot.runtime.arch import Arch
 from hatch_cuda_aot.runtime.manifest import INDEX
@@ -81,7 +81,7 @@ def validator() -> Any:
 
 
 def manifest() -> dict[str, Any]:
-    """Return the JSON files of a small build: two modules that share a kernel's name, with images of every kind."""
+    """Return the JSON files of a small build: two modules that share a kernel's name, images of every kind, one source."""
     taken = Resources(registers=10, shared=1024, local=8, spill_stores=4, spill_loads=4)
     real, family = Arch.parse("sm_90a"), Arch.parse("sm_100f")
     front, old = Arch.parse("compute_90a"), Arch.parse("compute_75")
@@ -96,8 +96,15 @@ def manifest() -> dict[str, Any]:
         Image(old, old, b"ptx", 12090, PtxIsa("8.8", "6.3", 10000), {"axpy<float>": None, "noop": None}),
     )
     variables = {"table": Variable("table", "const", 256, 4), "ns::count": Variable("_ZN2ns5countE", "global", 4, 4)}
+    source = Source(
+        "src/pkg/first.cu",
+        ("--std=c++17", "--include-path=include"),
+        ("-O2",),
+        (("include/a..b.cuh", b""), ("src/pkg/first.cu", b"source")),
+        ("axpy", "ns::axpy"),
+    )
     modules = [
-        ModuleResult("first", kernels, variables, images, (("first for sm_90a", "a warning"),)),
+        ModuleResult("first", kernels, variables, images, (("first for sm_90a", "a warning"),), source),
         ModuleResult("second.x", kernels[1:2], {}, images[1:2], ()),
     ]
     toolchain = Toolchain(
@@ -126,7 +133,16 @@ def test_manifest_fits_the_schema(validator: Any, name: str) -> None:
         ("first.json", lambda data: data["images"][0].update(sha256="0")),
         ("first.json", lambda data: data["images"][0].update(ptx_version="8.8")),
         ("first.json", lambda data: data["images"][0]["kernels"]["noop"].pop("registers")),
+        ("first.json", lambda data: data["images"][0].update(ptx_floor="6.3")),
         ("first.json", lambda data: data["images"][2].update(ptx_version=None)),
+        ("first.json", lambda data: data["images"][2].update(ptx_floor=None)),
+        ("first.json", lambda data: data["images"][2].update(floor_driver=None)),
+        ("first.json", lambda data: data["images"][2].pop("floor_driver")),
+        ("first.json", lambda data: data["source"].pop("main")),
+        ("first.json", lambda data: data["source"].update(folder="..")),
+        ("first.json", lambda data: data["source"]["files"].clear()),
+        ("first.json", lambda data: data["source"]["files"].update({"../a.cuh": {"size": 0, "sha256": "0" * 64}})),
+        ("first.json", lambda data: data["source"]["files"]["src/pkg/first.cu"].pop("sha256")),
         ("first.json", lambda data: data["kernels"]["noop"].pop("symbol")),
         ("first.json", lambda data: data["kernels"]["scale"]["params"][0].update(kind="int")),
         ("first.json", lambda data: data["globals"]["table"].update(space="shared")),

@@ -147,6 +147,9 @@ class FakeApi:
         cc = self.devices[device]
         return Status.CUDA_SUCCESS, cc // 10 if attribute == "major" else cc % 10
 
+    def cuCtxGetCurrent(self) -> tuple[Any, ...]:  # noqa: N802
+        return (self.init, None) if self.init else (Status.CUDA_SUCCESS, 0 if self.current is None else 0x1000)
+
     def cuCtxGetDevice(self) -> tuple[Any, ...]:  # noqa: N802
         if self.init:
             return self.init, None
