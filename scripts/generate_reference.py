@@ -175,7 +175,7 @@ def _lines() -> Iterator[str]:
     yield (
         "The values that [`cuda`](#cuda) takes: `auto`, a line of this table, or the major number of one. The compiler of a "
         "line comes from the package index; nothing must be installed before. Cubins load on drivers of the line's major "
-        "version and newer ones; for PTX the driver must be as new as the line.\n"
+        "version and newer ones; PTX loads on older drivers than the line's as well, down to its floor.\n"
     )
     yield from _table(
         ("line", "cubins need a driver of", "architectures", "with a suffix"),

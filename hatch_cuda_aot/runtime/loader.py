@@ -26,7 +26,7 @@ from .errors import (
 from .jit import Recipe, compile_ptx, nvjitlink_version
 from .jit_cache import JitCache
 from .manifest import Image, Kernel, Manifest
-from .select import CHOSEN, LOAD, NVJITLINK, USABLE, DeviceFacts, advise, is_tegra, rank
+from .select import CHOSEN, LOAD, NVJITLINK, USABLE, DeviceFacts, advise, exact, is_tegra, rank
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Mapping
@@ -278,12 +278,15 @@ class Loader:
         kernel = wanted.name if isinstance(wanted, Kernel) else None
         refused = self._refused.setdefault((module.name, device.ordinal or 0), {})
         while True:
-            candidates = self._rank(module, device, kernel)
-            if not candidates or candidates[0].verdict != CHOSEN:
-                raise self._none_fits(module, wanted, device, candidates)
-            image = candidates[0].image
+            chosen = None if _force_ptx() else exact(module.images, device, kernel=kernel, refused=refused)
+            if chosen is None:
+                candidates = self._rank(module, device, kernel)
+                if not candidates or candidates[0].verdict != CHOSEN:
+                    raise self._none_fits(module, wanted, device, candidates)
+                chosen = candidates[0]
+            image = chosen.image
             try:
-                return image, load(candidates[0])
+                return image, load(chosen)
             except DriverError as error:
                 if not error.refusal:
                     raise self._failed(module, image, wanted, error) from error
@@ -420,7 +423,7 @@ class Loader:
 
         path = os.path.join(self.folder, image.file)
         try:
-            with open(path, "rb") as file:
+            with open(path, "rb", buffering=0) as file:
                 content = file.read()
         except OSError as error:
             raise self._corrupt(path, f"{image.size} bytes", error.strerror or str(error)) from error
@@ -435,7 +438,7 @@ class Loader:
         self, module: ModuleManifest, device: DeviceFacts, kernel: str | None, *, complete: bool = False
     ) -> list[Candidate]:
         """Return the module's images ranked for `device`; `complete` is for a table that is right in each line."""
-        force_ptx = os.environ.get(FORCE_PTX, "0") not in {"", "0"}
+        force_ptx = _force_ptx()
         refused = None if device.ordinal is None else self._refused.get((module.name, device.ordinal))
         candidates = rank(module.images, device, kernel=kernel, force_ptx=force_ptx, refused=refused)
         # Asking for nvJitLink takes a tenth of a second, and where machine code is chosen it decides nothing.
@@ -579,6 +582,10 @@ class _Once:
 def _not_started() -> int:
     """Stand in for the current device until the driver is open: no device has this number, so every look-up misses."""
     return -1
+
+
+def _force_ptx() -> bool:
+    return os.environ.get(FORCE_PTX, "0") not in {"", "0"}
 
 
 def _report(device: DeviceFacts, kernel: str | None, modules: list[tuple[ModuleManifest, list[Candidate]]]) -> Report:

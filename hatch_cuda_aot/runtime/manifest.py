@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .arch import Arch
 from .errors import KernelNotFoundError, ManifestError, VariableNotFoundError
+from .index import scan
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -73,7 +74,7 @@ class Manifest:
             message = f"{path} cannot be read: {error.strerror or error}"
             raise ManifestError(message, path) from error
         try:
-            return cls(folder, _parse(content, path))
+            return cls(folder, scan(content, path) or _parse(content, path))
         except KeyError as error:
             raise ManifestError(_damaged(path, f"it has no {error}"), path) from error
 

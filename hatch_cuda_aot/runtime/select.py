@@ -28,6 +28,7 @@ __all__ = [
     "Candidate",
     "DeviceFacts",
     "advise",
+    "exact",
     "is_tegra",
     "rank",
 ]
@@ -152,6 +153,24 @@ def rank(
     if running:
         ranked[0] = ranked[0]._replace(verdict=CHOSEN)
     return ranked
+
+
+def exact(
+    images: Iterable[Image], device: DeviceFacts, *, kernel: str | None = None, refused: Mapping[str, str] | None = None
+) -> Candidate | None:
+    """Return what `rank` puts first if that is machine code for exactly the device's compute capability, else None.
+
+    Nothing outranks such an image, so the others need no judgement: loading a kernel takes half as long for that.
+    """
+    if canonical_cc(device.cc) == canonical_cc(101):  # it has two names, between which more than the suffix decides
+        return None
+    own = [image for image in images if image.arch.cc == device.cc and not image.arch.virtual]
+    for image in sorted(own, key=lambda image: _SUFFIXES.index(image.arch.suffix)) if len(own) > 1 else own:
+        if not (refused and image.file in refused):
+            candidate = _judge(image, device, _SUFFIXES.index(image.arch.suffix), force_ptx=False, kernel=kernel)
+            if candidate.verdict == USABLE:
+                return candidate._replace(verdict=CHOSEN)
+    return None
 
 
 def advise(candidates: Sequence[Candidate], device: DeviceFacts, package: str) -> list[str]:

@@ -21,6 +21,7 @@ from hatch_cuda_aot.runtime.select import (
     Candidate,
     DeviceFacts,
     advise,
+    exact,
     is_tegra,
     rank,
 )
@@ -263,6 +264,38 @@ def test_another_image_never_makes_it_worse(images: list[Image], device: DeviceF
     ranked = rank(images, device)
     for worse in ranked[1:]:
         assert rank([worse.image, ranked[0].image], device)[0].image == ranked[0].image
+
+
+@pytest.mark.parametrize(
+    ("archs", "refused", "found"),
+    [
+        ("sm_103 sm_103f sm_103a", "", "sm_103a"),
+        ("sm_103 sm_103f sm_103a", "sm_103a", "sm_103f"),
+        ("sm_103 sm_103f sm_103a", "sm_103a sm_103f sm_103", None),
+        ("sm_100 sm_100f compute_103a compute_100", "", None),
+        ("sm_103:13000 sm_100", "", None),
+        ("sm_103 sm_103a:13000", "", "sm_103"),
+    ],
+)
+def test_short_cut(archs: str, refused: str, found: str | None) -> None:
+    """Machine code for the very device is found by its suffix, unless it was refused or the driver is too old for it."""
+    images = [image(arch, int(driver or 12000)) for arch, _, driver in (item.partition(":") for item in archs.split())]
+    refusals = {image(arch).file: "no" for arch in refused.split()}
+    candidate = exact(images, DeviceFacts(103, 12090), kernel="k", refused=refusals)
+    assert (candidate and str(candidate.image.arch)) == found
+    assert exact(images, DeviceFacts(103, 12090), kernel="other") is None
+
+
+@given(images_of_a_module, devices, st.sets(st.sampled_from(ARCHS)))
+def test_short_cut_is_the_rule(images: list[Image], device: DeviceFacts, archs: set[str]) -> None:
+    """Where there is machine code for the very device, `exact` finds what `rank` chooses; else it finds nothing."""
+    refused = {item.file: "no" for item in images if str(item.arch) in archs}
+    ranked = rank(images, device, kernel="k", refused=refused)
+    first = ranked[0] if ranked and ranked[0].verdict == CHOSEN else None
+    found = exact(images, device, kernel="k", refused=refused)
+    assert found in (None, first)
+    if first and not first.image.arch.virtual and first.image.arch.cc == device.cc not in {101, 110}:
+        assert found == first
 
 
 def test_report_table() -> None:
