@@ -22,6 +22,8 @@ ROOT = Path(__file__).resolve().parent.parent
 RUNTIME = ROOT / "hatch_cuda_aot" / "runtime"
 RESULTS = Path(__file__).resolve().parent / "results"
 
+sys.path.insert(0, str(ROOT))  # the hatch_cuda_aot of this checkout, installed or not
+
 
 @dataclass(frozen=True)
 class Line:

@@ -23,7 +23,7 @@ BFLOAT16_EPS = 2.0**-7
 
 def checks() -> Iterator[tuple[str, float, float]]:
     """Yield for each check what was run, the largest error relative to the largest result, and what is allowed."""
-    Device().set_current()
+    Device(0).set_current()
     rng = np.random.default_rng(0)
 
     for dtype, kernel in AXPY.items():
