@@ -9,7 +9,8 @@ from typing import Any
 
 from hatch_cuda_aot.archs import parse_spelling, resolve
 from hatch_cuda_aot.compile.options import _TABLE, _Given, _Rule
-from hatch_cuda_aot.config import ENVIRONMENT_PREFIX, HOOK_TABLE, KEYS, MODULE_KEYS, TABLE, Key
+from hatch_cuda_aot.config import ENVIRONMENT_PREFIX, HOOK_TABLE
+from hatch_cuda_aot.keys import KEYS, MODULE_KEYS, TABLE, Key
 from hatch_cuda_aot.runtime.arch import TEGRA, Arch, format_cc, format_cuda, runs_cubin, runs_ptx
 from hatch_cuda_aot.toolchain import LINES
 

@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hatch_cuda_aot.archs import EXPECTED, WORDS, Target, parse_spelling, resolve
-from hatch_cuda_aot.config import DEFAULT_ARCHS
 from hatch_cuda_aot.errors import BuildError
+from hatch_cuda_aot.keys import DEFAULT_ARCHS
 from hatch_cuda_aot.runtime.arch import Arch
 from hatch_cuda_aot.toolchain import line_named
 

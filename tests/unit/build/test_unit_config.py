@@ -12,18 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hatch_cuda_aot.archs import EXPECTED
-from hatch_cuda_aot.config import (
-    DEFAULT_ARCHS,
-    HOOK_TABLE,
-    KEYS,
-    MODULE_KEYS,
-    TABLE,
-    Config,
-    ModuleConfig,
-    load_config,
-    load_settings,
-)
+from hatch_cuda_aot.config import HOOK_TABLE, Config, ModuleConfig, load_config, load_settings
 from hatch_cuda_aot.errors import ConfigError
+from hatch_cuda_aot.keys import DEFAULT_ARCHS, KEYS, MODULE_KEYS, TABLE
 
 #: A slow machine must not fail a test of hypothesis.
 UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
