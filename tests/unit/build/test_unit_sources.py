@@ -136,11 +136,11 @@ def test_bytes_are_kept(tmp_path: Path) -> None:
 def test_header_outside_the_project(tmp_path: Path, *, absolute: bool) -> None:
     """A header outside the project is an error that names who includes it and where it lies."""
     root = tmp_path / "project"
-    outside = tmp_path / "shared" / "x.h"
-    name = str(outside) if absolute else "../../shared/x.h"
+    outside = tmp_path / "common" / "x.h"
+    name = str(outside) if absolute else "../../common/x.h"
     write(tmp_path, project__src__k_dot_cu='#include "a.h"', project__src__a_dot_h=f'#include "{name}"')
     assert read_tree(root, ["src/k.cu"], []).unresolved == {name}
-    write(tmp_path, shared__x_dot_h="")
+    write(tmp_path, common__x_dot_h="")
     with pytest.raises(SourceError) as caught:
         read_tree(root, ["src/k.cu"], [])
     assert str(caught.value) == (
