@@ -43,46 +43,35 @@ class CudaAotError(Exception):
         return self.message
 
 
-class KernelNotFoundError(CudaAotError, KeyError):
-    """No kernel, or more than one, has the name that was asked for.
+class _NameError(CudaAotError, KeyError):
+    """Nothing, or more than one thing, has the name that was asked for.
 
     Attributes:
         name: the name as it was asked for.
         candidates: names to use instead: close matches, or the ``module:name`` forms of an ambiguous name.
-        ambiguous: whether the name fits several kernels.
+        ambiguous: whether the name fits several things.
 
     """
+
+    def __init__(
+        self, message: str, name: str = "", candidates: Sequence[str] = (), *, ambiguous: bool = False
+    ) -> None:
+        super().__init__(message)
+        self.name = name
+        self.candidates = tuple(candidates)
+        self.ambiguous = ambiguous
+
+
+class KernelNotFoundError(_NameError):
+    """No kernel, or more than one, has the name that was asked for; `_NameError` has the attributes."""
 
     code = "kernel-not-found"
 
-    def __init__(
-        self, message: str, name: str = "", candidates: Sequence[str] = (), *, ambiguous: bool = False
-    ) -> None:
-        super().__init__(message)
-        self.name = name
-        self.candidates = tuple(candidates)
-        self.ambiguous = ambiguous
 
-
-class VariableNotFoundError(CudaAotError, KeyError):
-    """No variable, or more than one, has the name that was asked for.
-
-    Attributes:
-        name: the name as it was asked for.
-        candidates: names to use instead: close matches, or the ``module:name`` forms of an ambiguous name.
-        ambiguous: whether the name fits several variables.
-
-    """
+class VariableNotFoundError(_NameError):
+    """No variable, or more than one, has the name that was asked for; `_NameError` has the attributes."""
 
     code = "variable-not-found"
-
-    def __init__(
-        self, message: str, name: str = "", candidates: Sequence[str] = (), *, ambiguous: bool = False
-    ) -> None:
-        super().__init__(message)
-        self.name = name
-        self.candidates = tuple(candidates)
-        self.ambiguous = ambiguous
 
 
 class NoCompatibleImageError(CudaAotError, RuntimeError):

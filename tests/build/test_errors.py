@@ -197,9 +197,10 @@ def test_interrupt_kills_the_workers(compiler: Compiler, tmp_path: Path) -> None
     time.sleep(1)  # into the first compilations
     workers = children(process.pid)
     assert workers
-    process.send_signal(signal.SIGINT)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the whole group
     _, errors = process.communicate(timeout=30)
     assert "KeyboardInterrupt" in errors
+    assert "worker.py" not in errors
     assert not [worker for worker in workers if alive(worker)]
 
 

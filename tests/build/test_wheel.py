@@ -288,3 +288,12 @@ def test_editable(frontend: Frontend, line_environment: Path) -> None:
     assert frontend.run(python, "-c", script, cwd=frontend.folder).stdout.split()[-1] == "10"
     frontend.run(str(line_environment), "-m", "hatchling", "build", "-t", "wheel", "--clean-only", cwd=project)
     assert not folder.exists()
+
+
+def test_compiler_of_the_environment_around(frontend: Frontend, pytestconfig: pytest.Config, isolated: Path) -> None:
+    """An isolated build takes its own NVRTC 12.9, also where the environment that runs pip has NVRTC 13."""
+    project = frontend.copy("around")
+    python = str(make_compiler(pytestconfig, "13.5").python)
+    command = ["-m", "pip", "wheel", "--no-deps", "--wheel-dir", "out", "."]
+    frontend.run(python, *command, cwd=project, HATCH_CUDA_AOT_CACHE="0")
+    assert digests(only_wheel(project / "out")) == digests(isolated)
