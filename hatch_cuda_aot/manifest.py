@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hatch_cuda_aot.results import Image, ModuleResult, Source
+from hatch_cuda_aot.runtime.files import PART_BYTES
 from hatch_cuda_aot.runtime.manifest import FORMAT, INDEX
 from hatch_cuda_aot.toolchain import Toolchain
 
@@ -93,6 +94,7 @@ def _image_table(module: str, image: Image) -> dict[str, Any]:
         "kind": image.kind,
         "file": image_file(module, image),
         **_identity(image.data),
+        **_parts(image.data),
         "min_driver": image.min_driver,
         "virtual": str(image.front),
         "ptx_version": image.isa.version if image.isa else None,
@@ -104,6 +106,18 @@ def _image_table(module: str, image: Image) -> dict[str, Any]:
 
 def _identity(content: bytes) -> dict[str, Any]:
     return {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+
+
+def _parts(content: bytes) -> dict[str, Any]:
+    """Return the digests of the parts of a large file, which the loader then checks side by side."""
+    if len(content) < _LARGE:
+        return {}
+    starts = range(0, len(content), PART_BYTES)
+    return {"parts": [hashlib.sha256(content[start : start + PART_BYTES]).hexdigest() for start in starts]}
+
+
+#: From this many bytes on, threads are faster than one.
+_LARGE = 2 * PART_BYTES
 
 
 def _canonical(table: Mapping[str, Any]) -> bytes:

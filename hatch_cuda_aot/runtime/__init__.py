@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
     from cuda.core import Kernel
 
-    from .loader import GlobalAddress, KernelInfo, Loader
+    from .info import GlobalAddress, KernelInfo
+    from .loader import Loader
     from .report import Report
 
 __all__ = [

@@ -6,8 +6,7 @@ knows nothing of files, manifests or drivers.
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 __all__ = [
     "FAMILIES",
@@ -22,8 +21,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class Arch:
+class Arch(NamedTuple):
     """One GPU architecture in NVIDIA's own spelling: ``sm_90``, ``sm_100f``, ``compute_90a``.
 
     Attributes:
@@ -45,18 +43,23 @@ class Arch:
             ValueError: if `text` is anything else.
 
         """
-        match = _TOKEN.fullmatch(text)
-        if match is None:
+        kind, _, rest = text.partition("_")
+        digits = rest.rstrip("af")
+        suffix = rest[len(digits) :]
+        number = digits if digits.isascii() and digits.isdecimal() and len(digits) in (2, 3) else "0"
+        if kind not in _KINDS or number[0] == "0" or len(suffix) > 1:
             message = f"{text!r} is not an architecture: expected sm_XY or compute_XY, with an optional suffix a or f"
             raise ValueError(message)
-        kind, digits, suffix = match.groups()
-        return cls(int(digits), suffix, kind == "compute")
+        return cls(int(number), suffix, kind == "compute")
 
     def __str__(self) -> str:
         return f"{'compute' if self.virtual else 'sm'}_{self.cc}{self.suffix}"
 
-    def __lt__(self, other: Arch) -> bool:
-        return self._order < other._order
+    def __lt__(self, other: tuple[Any, ...]) -> bool:
+        return self._order < Arch(*other)._order
+
+    def __gt__(self, other: tuple[Any, ...]) -> bool:
+        return self._order > Arch(*other)._order
 
     @property
     def major(self) -> int:
@@ -83,7 +86,7 @@ class Arch:
         return (self.virtual, self.cc, self.suffix)
 
 
-_TOKEN = re.compile(r"(sm|compute)_([1-9][0-9]{1,2})([af]?)")
+_KINDS = ("sm", "compute")
 
 #: Compute capabilities of the Tegra and Jetson line (CUDA C++ Programming Guide, "Binary compatibility": "the binary
 #: compatibility is not supported between desktop and Tegra").  10.1 is Thor before CUDA 13 renamed it to 11.0.
@@ -168,11 +171,13 @@ def parse_cc(value: int | str | tuple[int, int]) -> int:
         return int(value[0]) * 10 + int(value[1])
     if isinstance(value, int):
         return value
-    match = re.fullmatch(r"([0-9]{1,2})\.([0-9])", value) if isinstance(value, str) else None
-    if match is None:
+    major, _, minor = value.partition(".") if isinstance(value, str) else ("", "", "")
+    if not (
+        f"{major}{minor}".isascii() and major.isdecimal() and minor.isdecimal() and len(major) < 3 and len(minor) == 1
+    ):
         message = f"{value!r} is not a compute capability: expected one like (9, 0), '9.0' or 90"
         raise ValueError(message)
-    return int(match[1]) * 10 + int(match[2])
+    return int(major) * 10 + int(minor)
 
 
 def format_cuda(version: int) -> str:

@@ -45,6 +45,7 @@ class Driver:
         self.api = _import_bindings(package)
         try:
             self.version = self._start()
+            self._count: int = self.call("cuDeviceGetCount")
         except DriverError as error:
             raise _unavailable(error) from error
         self._facts: dict[int, DeviceFacts] = {}
@@ -69,6 +70,23 @@ class Driver:
         if status:
             raise DriverError(function, int(status), status.name)
         return results[0] if len(results) == 1 else tuple(results)
+
+    def kernel(self, library: Any, symbol: str, ordinal: int) -> int:
+        """Return the CUkernel of `symbol` in a CUlibrary, bound to device `ordinal`.
+
+        cuLibraryLoadData accepts anything; what is wrong with an image shows in the first call here.  Where there are
+        several devices, what is wrong for this one shows only in the last, which binds the kernel to it and needs no
+        context.
+
+        Raises:
+            DriverError: if the library has no such kernel, or nothing for this device.
+
+        """
+        handle = self.call("cuLibraryGetKernel", library, symbol.encode())
+        if self._count > 1:
+            registers = self.api.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NUM_REGS
+            self.call("cuKernelGetAttribute", registers, handle, self.call("cuDeviceGet", ordinal))
+        return int(handle)
 
     def current_ordinal(self) -> int:
         """Return the device of the calling thread's current context, or 0 where it has none."""
@@ -146,9 +164,8 @@ class Driver:
         return version
 
     def _ask(self, ordinal: int) -> DeviceFacts:
-        count: int = self.call("cuDeviceGetCount")
-        if not 0 <= ordinal < count:
-            seen = "device 0 alone" if count == 1 else f"devices 0 to {count - 1}"
+        if not 0 <= ordinal < self._count:
+            seen = "device 0 alone" if self._count == 1 else f"devices 0 to {self._count - 1}"
             visible = os.environ.get("CUDA_VISIBLE_DEVICES")
             because = "" if visible is None else f" (CUDA_VISIBLE_DEVICES is {visible!r})"
             message = f"there is no CUDA device {ordinal}: this process sees {seen}{because}"

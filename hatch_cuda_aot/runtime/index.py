@@ -60,7 +60,7 @@ class Table(Mapping[str, Any]):
         at = self._content.find(text, self._start, self._end)
         while at >= 0:
             if self._content[at - 1] in b"{,":  # else it is the end of a longer key, with a quote in it
-                value = _VALUE.match(self._content, at + len(text), self._end)
+                value = re.compile(_VALUE).match(self._content, at + len(text), self._end)
                 if value is None:
                     break
                 return json.loads(value[0])
@@ -89,4 +89,4 @@ _MODULES = b'},"modules":{'
 _END = b'},"package":"'
 
 #: A string, a list of strings, or an object of strings and numbers; none of the strings holds what would end it early.
-_VALUE = re.compile(rb'"[^"\\]*"|\[[^\]\\]*\]|\{[^{}\\]*\}')
+_VALUE = rb'"[^"\\]*"|\[[^\]\\]*\]|\{[^{}\\]*\}'

@@ -16,7 +16,8 @@ from .select import JIT_LOWERED, NVJITLINK
 
 if TYPE_CHECKING:
     from .device import Driver
-    from .select import Candidate, DeviceFacts
+    from .manifest import Image
+    from .select import DeviceFacts
 
 __all__ = ["LinkerError", "Recipe", "compile_ptx", "nvjitlink_version"]
 
@@ -45,13 +46,13 @@ class Recipe(NamedTuple):
     options: tuple[str, ...] | None = None
 
     @classmethod
-    def of(cls, candidate: Candidate, device: DeviceFacts, driver: Driver) -> Recipe:
-        """Return the recipe for PTX that was found to run on `device` in the way of `candidate`."""
-        image, cc = candidate.image, device.cc
-        if candidate.way == NVJITLINK:
+    def of(cls, image: Image, way: str, device: DeviceFacts, driver: Driver) -> Recipe:
+        """Return the recipe for `image`, PTX that was found to run on `device` in this `way`."""
+        cc = device.cc
+        if way == NVJITLINK:
             target = f"-arch=sm_{cc}{image.arch.suffix}"
             return cls(f"nvJitLink {format_cuda(device.nvjitlink or 0)}", "", cc, options=(target,))
-        lowered = image.ptx_floor if candidate.way == JIT_LOWERED else None
+        lowered = image.ptx_floor if way == JIT_LOWERED else None
         return cls(f"driver of CUDA {format_cuda(driver.version)}", driver.build, cc, lowered)
 
     def key(self, digest: str) -> str:

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .arch import Arch
 from .errors import KernelNotFoundError, ManifestError, VariableNotFoundError
+from .files import DamagedError, read_verified
 from .index import scan
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 __all__ = ["FORMAT", "INDEX", "Global", "Image", "Kernel", "Manifest", "ModuleManifest", "Param", "canonical_name"]
 
@@ -219,23 +220,15 @@ class ModuleManifest(NamedTuple):
             ManifestError: if the file is missing, differs from the one that was built, or is of another format.
 
         """
-        from hashlib import sha256
-
-        path = os.path.join(folder, INDEX)
         try:
-            path = os.path.join(folder, entry["file"])
-            size, digest = entry["size"], entry["sha256"]
-            with open(path, "rb") as file:
-                content = file.read()
+            path, size, digest = os.path.join(folder, entry["file"]), entry["size"], entry["sha256"]
         except (KeyError, TypeError) as error:
+            path = os.path.join(folder, INDEX)
             raise ManifestError(_damaged(path, f"its entry of module {name!r} is incomplete"), path) from error
-        except OSError as error:
-            raise ManifestError(_damaged(path, error.strerror or str(error)), path) from error
-        if len(content) != size:
-            raise ManifestError(_damaged(path, f"it has {len(content)} bytes, {size} were written"), path)
-        actual = sha256(content).hexdigest()
-        if actual != digest:
-            raise ManifestError(_damaged(path, f"its SHA-256 is {actual}, {digest} was written"), path)
+        try:
+            content = read_verified(path, size, digest)
+        except DamagedError as error:
+            raise ManifestError(f"{error}; reinstall the package", path) from error
         data = _parse(content, path)
         try:
             images = tuple(Image.from_json(image) for image in data["images"])
@@ -290,7 +283,7 @@ class Kernel(NamedTuple):
     @classmethod
     def from_json(cls, name: str, entry: Mapping[str, Any]) -> Kernel:
         """Return the kernel of a module's raw `entry`."""
-        params = tuple(Param(item["kind"], item["size"], item["offset"]) for item in entry["params"])
+        params = tuple([Param(item["kind"], item["size"], item["offset"]) for item in entry["params"]])
         return cls(name, entry["symbol"], params, entry.get("policy") or {})
 
 
@@ -324,6 +317,7 @@ class Image(NamedTuple):
         floor_driver: lowest CUDA version of a driver that takes the PTX with `ptx_floor` as its ``.version``, or None.
         kernels: canonical name of each kernel that it holds -> resources per thread or block (registers; shared, local
             and spill bytes), empty for PTX.
+        parts: of a large file, the SHA-256 of each `files.PART_BYTES` of it, in order.
 
     """
 
@@ -337,6 +331,7 @@ class Image(NamedTuple):
     ptx_floor: str | None = None
     floor_driver: int | None = None
     kernels: Mapping[str, Mapping[str, int]] = {}
+    parts: Sequence[str] = ()
 
     @classmethod
     def from_json(cls, entry: Mapping[str, Any]) -> Image:
@@ -358,6 +353,7 @@ class Image(NamedTuple):
             entry.get("ptx_floor"),
             entry.get("floor_driver"),
             entry["kernels"],
+            entry.get("parts", ()),
         )
         if entry["kind"] != image.kind:
             message = f"{image.file} is called {entry['kind']} and {image.arch} is for {image.kind}"
@@ -405,7 +401,7 @@ def canonical_name(name: str) -> str:
     return "".join(parts)
 
 
-def _parse(content: bytes, path: str) -> dict[str, Any]:
+def _parse(content: bytes | bytearray, path: str) -> dict[str, Any]:
     """Return the JSON object in `content`, of a format that this module reads."""
     import json
 

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from .arch import format_cc, format_cuda
+from .select import CHOSEN, USABLE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
+    from .manifest import ModuleManifest
     from .select import Candidate, DeviceFacts
 
 __all__ = ["Report", "Row"]
@@ -71,6 +73,19 @@ class Report:
     device: DeviceFacts
     rows: tuple[Row, ...]
     kernel: str | None = None
+
+    @classmethod
+    def of(
+        cls, device: DeviceFacts, kernel: str | None, ranked: Iterable[tuple[ModuleManifest, Sequence[Candidate]]]
+    ) -> Report:
+        """Return the report on modules, each with its images ranked for `device`."""
+        rows = []
+        for module, candidates in ranked:
+            rows += [Row.of(module.name, candidate) for candidate in candidates]
+            if module.source is not None:
+                needed = not candidates or candidates[0].verdict != CHOSEN
+                rows.append(Row.of_source(module.name, module.source["main"], CHOSEN if needed else USABLE))
+        return cls(device, tuple(rows), kernel)
 
     @property
     def chosen(self) -> tuple[Row, ...]:

@@ -156,21 +156,27 @@ def rank(
 
 
 def exact(
-    images: Iterable[Image], device: DeviceFacts, *, kernel: str | None = None, refused: Mapping[str, str] | None = None
-) -> Candidate | None:
-    """Return what `rank` puts first if that is machine code for exactly the device's compute capability, else None.
+    images: Iterable[Image], device: DeviceFacts, kernel: str | None = None, refused: Mapping[str, str] | None = None
+) -> Image | None:
+    """Return the image that `rank` puts first if that is machine code for exactly the device's compute capability.
 
     Nothing outranks such an image, so the others need no judgement: loading a kernel takes half as long for that.
     """
-    if canonical_cc(device.cc) == canonical_cc(101):  # it has two names, between which more than the suffix decides
+    if device.cc in _TWO_NAMES:  # between the two more than the suffix decides
         return None
-    own = [image for image in images if image.arch.cc == device.cc and not image.arch.virtual]
-    for image in sorted(own, key=lambda image: _SUFFIXES.index(image.arch.suffix)) if len(own) > 1 else own:
-        if not (refused and image.file in refused):
-            candidate = _judge(image, device, _SUFFIXES.index(image.arch.suffix), force_ptx=False, kernel=kernel)
-            if candidate.verdict == USABLE:
-                return candidate._replace(verdict=CHOSEN)
-    return None
+    best: Image | None = None
+    for image in images:
+        arch = image.arch
+        if (
+            arch.cc == device.cc
+            and not arch.virtual
+            and (kernel is None or kernel in image.kernels)
+            and (device.driver is None or image.min_driver <= device.driver)
+            and not (refused and image.file in refused)
+            and (best is None or _SUFFIXES.index(arch.suffix) < _SUFFIXES.index(best.arch.suffix))
+        ):
+            best = image
+    return best
 
 
 def advise(candidates: Sequence[Candidate], device: DeviceFacts, package: str) -> list[str]:
@@ -211,6 +217,9 @@ _TIERS = (
 )
 _SAME_FAMILY, _SAME_MAJOR, _FIRST_PTX = 3, 4, 5
 _SUFFIXES = ("a", "f", "")
+
+#: One compute capability, as CUDA 12 and as CUDA 13 call it.
+_TWO_NAMES = (101, 110)
 
 _Key = tuple[int, int, bool, str, str]
 

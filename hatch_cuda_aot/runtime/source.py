@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .arch import Arch, canonical_cc, format_cc
 from .errors import CorruptImageError
+from .files import DamagedError, read_verified
 from .jit_cache import key_of
 from .manifest import Param, canonical_name
 
@@ -244,22 +245,13 @@ def _read(folder: str, files: Mapping[str, Any]) -> dict[str, str]:
     The ``#line`` directive gives ``__FILE__``, assertions and diagnostics the relative names that the build has, although
     NVRTC works in a temporary folder here: a library may not change the current folder of its process.
     """
-    from hashlib import sha256
-
     texts = {}
     for name, entry in files.items():
-        path = os.path.join(folder, *name.split("/"))
         try:
-            with open(path, "rb") as file:
-                content = file.read()
-        except OSError as error:
-            content, found = b"", error.strerror or str(error)
-        else:
-            found = f"SHA-256 {sha256(content).hexdigest()}"
-        expected = f"SHA-256 {entry['sha256']}"
-        if found != expected:
-            message = f"{path} is damaged: expected {expected}, found {found}; reinstall the package"
-            raise CorruptImageError(message, path, expected, found)
+            content = read_verified(os.path.join(folder, *name.split("/")), entry["size"], entry["sha256"])
+        except DamagedError as error:
+            message = f"{error}; reinstall the package"
+            raise CorruptImageError(message, error.path, error.expected, error.actual) from error
         quoted = name.replace("\\", "\\\\").replace('"', '\\"')
         texts[name] = f'#line 1 "{quoted}"\n{content.decode("utf-8-sig", errors="surrogateescape")}'
     return texts

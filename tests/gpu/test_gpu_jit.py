@@ -179,7 +179,7 @@ def test_every_damage_to_an_entry_is_caught(unpack: Unpack, load: Load, monkeypa
     (entry,) = entries(installed)
     whole = entry.read_bytes()
     loader_module = part(kernels, "loader")
-    cubin: bytes = loader_module.compile_ptx(
+    cubin: bytes = part(kernels, "jit").compile_ptx(
         kernels._loader().driver, *compilation(kernels), label="axpy", logger="test"
     )
     assert whole.endswith(cubin)
@@ -189,7 +189,7 @@ def test_every_damage_to_an_entry_is_caught(unpack: Unpack, load: Load, monkeypa
         compiled.append(label)
         return cubin
 
-    monkeypatch.setattr(loader_module, "compile_ptx", compile_ptx)  # it takes 50 ms, and was tested above
+    monkeypatch.setattr(part(kernels, "jit"), "compile_ptx", compile_ptx)  # it takes 50 ms, and was tested above
     count = 0
     for content in damaged(whole):
         entry.write_bytes(content)
@@ -250,7 +250,7 @@ def compilation(kernels: ModuleType) -> tuple[bytes, Any, Any]:
     module, _ = loader.manifest.find(KERNEL)
     device = loader.driver.facts(0)
     (candidate,) = part(kernels, "select").rank(module.images, device)
-    recipe = part(kernels, "jit").Recipe.of(candidate, device, loader.driver)
+    recipe = part(kernels, "jit").Recipe.of(candidate.image, candidate.way, device, loader.driver)
     return Path(loader.folder, candidate.image.file).read_bytes(), device, recipe
 
 

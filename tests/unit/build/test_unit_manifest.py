@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from pathlib import Path
@@ -14,6 +15,7 @@ from hatch_cuda_aot.manifest import image_file, manifest_files
 from hatch_cuda_aot.results import Image, Kernel, ModuleResult, PtxIsa
 from hatch_cuda_aot.runtime.arch import Arch
 from hatch_cuda_aot.runtime.errors import KernelNotFoundError, ManifestError
+from hatch_cuda_aot.runtime.files import read_verified
 from hatch_cuda_aot.runtime.manifest import Manifest
 from hatch_cuda_aot.toolchain import Toolchain
 
@@ -86,6 +88,18 @@ def test_file_names() -> None:
         "other.sm_90.cubin",
     ]
     assert image_file("axpy", AXPY.images[0]) == "axpy.sm_90a.cubin"
+
+
+def test_large_image(tmp_path: Path) -> None:
+    """An image of 2 MiB or more has the digest of each MiB, by which the loader reads it."""
+    data = bytes(range(256)) * (10 * 1024) + b"the rest"
+    images = (Image(Arch(90), Arch(90, virtual=True), data, 12000, None, {"noop": Resources(8)}),)
+    for name, content in files(dataclasses.replace(OTHER, images=images)).items():
+        (tmp_path / name).write_bytes(content)
+    (image,) = Manifest.read(str(tmp_path)).module("other").images
+    mib = 1024 * 1024
+    assert image.parts == [hashlib.sha256(data[start : start + mib]).hexdigest() for start in (0, mib, 2 * mib)]
+    assert read_verified(str(tmp_path / image.file), image.size, image.sha256, image.parts) == data
 
 
 def test_index() -> None:

@@ -92,7 +92,7 @@ def manifest() -> dict[str, Any]:
     )
     images = (
         Image(real, front, b"cubin", 13000, None, {"axpy<float>": taken, "noop": taken, "scale": Resources()}),
-        Image(family, old, b"another", 12000, None, {"noop": taken}),
+        Image(family, old, b"large" * 500_000, 12000, None, {"noop": taken}),
         Image(old, old, b"ptx", 12090, PtxIsa("8.8", "6.3", 10000), {"axpy<float>": None, "noop": None}),
     )
     variables = {"table": Variable("table", "const", 256, 4), "ns::count": Variable("_ZN2ns5countE", "global", 4, 4)}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hatch_cuda_aot.runtime import loader as loader_module
+from hatch_cuda_aot.runtime import jit as jit_module
 from hatch_cuda_aot.runtime.loader import Loader
 
 if TYPE_CHECKING:
@@ -193,8 +193,8 @@ def open_loader(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path, FakeApi], Lo
 
     def open_it(folder: Path, api: FakeApi) -> Loader:
         monkeypatch.setattr("hatch_cuda_aot.runtime.device._import_bindings", lambda _package: api)
-        monkeypatch.setattr(loader_module, "compile_ptx", compile_ptx)
-        monkeypatch.setattr(loader_module, "nvjitlink_version", lambda: None)
+        monkeypatch.setattr(jit_module, "compile_ptx", compile_ptx)
+        monkeypatch.setattr(jit_module, "nvjitlink_version", lambda: None)
         monkeypatch.delenv("CUDA_AOT_FORCE_PTX", raising=False)
         monkeypatch.setenv("CUDA_AOT_CACHE", "0")
         return Loader(str(folder), "demo")

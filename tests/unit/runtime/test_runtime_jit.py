@@ -14,7 +14,7 @@ import pytest
 
 from hatch_cuda_aot.runtime import device as device_module
 from hatch_cuda_aot.runtime import jit
-from hatch_cuda_aot.runtime import loader as loader_module
+from hatch_cuda_aot.runtime import jit as jit_module
 from hatch_cuda_aot.runtime.arch import Arch
 from hatch_cuda_aot.runtime.device import Driver, DriverError
 from hatch_cuda_aot.runtime.errors import CorruptImageError, NoCompatibleImageError
@@ -94,8 +94,8 @@ def installation(
 
     def open_it(folder: Path, api: FakeApi) -> Loader:
         loader = open_loader(folder, api)
-        monkeypatch.setattr(loader_module, "compile_ptx", compile_it)
-        monkeypatch.setattr(loader_module, "nvjitlink_version", ask)
+        monkeypatch.setattr(jit_module, "compile_ptx", compile_it)
+        monkeypatch.setattr(jit_module, "nvjitlink_version", ask)
         monkeypatch.setenv("CUDA_AOT_CACHE", "1")
         monkeypatch.setenv("CUDA_AOT_CACHE_DIR", str(installation.cache))
         return loader
@@ -313,7 +313,7 @@ def test_target_of_nvjitlink(arch: str, cc: int, target: str) -> None:
     image = Image(Arch.parse(arch), "m.ptx", min_driver=13050, ptx_version="9.5")
     device = DeviceFacts(cc, 13000, nvjitlink=13050)
     (candidate,) = rank([image], device)
-    assert Recipe.of(candidate, device, None).options == (f"-arch={target}",)  # type: ignore[arg-type]
+    assert Recipe.of(candidate.image, candidate.way, device, None).options == (f"-arch={target}",)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from hatch_cuda_aot.runtime.errors import (
     NoCompatibleImageError,
     VariableNotFoundError,
 )
-from hatch_cuda_aot.runtime.loader import GlobalAddress
+from hatch_cuda_aot.runtime.info import GlobalAddress
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -182,7 +182,7 @@ def test_missing_module_file(package: FakePackage) -> None:
     folder = package.write()
     (folder / "axpy.json").unlink()
     manifest = Manifest.read(str(folder))
-    with pytest.raises(ManifestError, match=r"axpy\.json is damaged: No such file"):
+    with pytest.raises(ManifestError, match=r"axpy\.json is damaged: expected \d+ bytes, found No such file"):
         manifest.find("axpy<float>")
     assert manifest.find("noop")[1].symbol == "noop"
 

@@ -281,9 +281,9 @@ def test_short_cut(archs: str, refused: str, found: str | None) -> None:
     """Machine code for the very device is found by its suffix, unless it was refused or the driver is too old for it."""
     images = [image(arch, int(driver or 12000)) for arch, _, driver in (item.partition(":") for item in archs.split())]
     refusals = {image(arch).file: "no" for arch in refused.split()}
-    candidate = exact(images, DeviceFacts(103, 12090), kernel="k", refused=refusals)
-    assert (candidate and str(candidate.image.arch)) == found
-    assert exact(images, DeviceFacts(103, 12090), kernel="other") is None
+    chosen = exact(images, DeviceFacts(103, 12090), "k", refusals)
+    assert (chosen and str(chosen.arch)) == found
+    assert exact(images, DeviceFacts(103, 12090), "other") is None
 
 
 @given(images_of_a_module, devices, st.sets(st.sampled_from(ARCHS)))
@@ -291,10 +291,10 @@ def test_short_cut_is_the_rule(images: list[Image], device: DeviceFacts, archs: 
     """Where there is machine code for the very device, `exact` finds what `rank` chooses; else it finds nothing."""
     refused = {item.file: "no" for item in images if str(item.arch) in archs}
     ranked = rank(images, device, kernel="k", refused=refused)
-    first = ranked[0] if ranked and ranked[0].verdict == CHOSEN else None
-    found = exact(images, device, kernel="k", refused=refused)
+    first = ranked[0].image if ranked and ranked[0].verdict == CHOSEN else None
+    found = exact(images, device, "k", refused)
     assert found in (None, first)
-    if first and not first.image.arch.virtual and first.image.arch.cc == device.cc not in {101, 110}:
+    if first and not first.arch.virtual and first.arch.cc == device.cc not in {101, 110}:
         assert found == first
 
 
