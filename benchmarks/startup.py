@@ -78,6 +78,17 @@ from example_pkg._cuda_aot import get_kernel
 kernel = get_kernel({kernel!r})
 """
 
+# The order of a program that asks for its kernel before it imports cuda.core: the loader imports it while CUDA starts.
+GET_KERNEL_FIRST = """
+from example_pkg._cuda_aot import get_kernel
+kernel = get_kernel({kernel!r})
+"""
+
+PRELOAD = """
+from example_pkg._cuda_aot import get_kernel, preload
+preload({kernel!r})
+"""
+
 CORE_BY_HAND = """
 with open({path!r}, "rb") as file:
     code = ObjectCode.from_cubin(file.read())
@@ -117,6 +128,8 @@ def main() -> None:
             "get_handle": BINDINGS % GET_HANDLE.format(**values),
             "cuda.bindings by hand": BINDINGS % BY_HAND.format(**values),
             "get_kernel": CORE % GET_KERNEL.format(**values),
+            "get_kernel, called first": GET_KERNEL_FIRST.format(**values) + CORE % "",
+            "get_kernel after preload": PRELOAD.format(**values) + CORE % GET_KERNEL.format(**values),
             "cuda.core by hand": CORE % CORE_BY_HAND.format(**values),
             "CuPy": CUPY,
         }
@@ -137,6 +150,9 @@ def lines_of(times: Mapping[str, list[float]]) -> list[Line]:
         ("get_kernel", "cuda.core by hand", 1.05),
         ("get_handle", "CuPy", 0.6),
         ("get_kernel", "CuPy", 0.95),
+        ("get_kernel, called first", "CuPy", 0.95),
+        ("get_kernel, called first", "cuda.core by hand", 1.05),
+        ("get_kernel after preload", "CuPy", 0.95),
     ):
         lines.append(
             Line(f"{name} : {other}", medians[name] * 1e3, "ms", ratio=medians[name] / medians[other], goal=goal)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import importlib
 import os
-from contextlib import contextmanager
+import threading
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from .arch import format_cuda
@@ -19,7 +20,7 @@ from .select import DeviceFacts, is_tegra
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["OLDEST_DRIVER", "Driver", "DriverError", "install_hint", "ordinal_of", "peek_ordinal"]
+__all__ = ["OLDEST_DRIVER", "Driver", "DriverError", "install_hint", "ordinal_of", "peek_ordinal", "starting"]
 
 #: CUDA version of the oldest driver that the loader works with: 12.0 introduced cuLibrary and CUkernel.
 OLDEST_DRIVER = 12000
@@ -207,6 +208,31 @@ class DriverError(Exception):
     def not_found(self) -> bool:
         """Whether the image has no symbol of the name."""
         return self.status == _NOT_FOUND
+
+
+@contextmanager
+def starting(package: str) -> Iterator[None]:
+    """Have CUDA initialised by another thread during the block.
+
+    The driver takes a fifth of a second for that and needs no Python meanwhile.  What goes wrong is not said here: the
+    `Driver` that is made after the block meets it again.
+    """
+    try:
+        api = _import_bindings(package)
+    except CudaUnavailableError:
+        yield
+        return
+
+    def start() -> None:
+        with suppress(RuntimeError, OSError):
+            api.cuInit(0)
+
+    thread = threading.Thread(target=start, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
 
 
 def peek_ordinal(package: str) -> int:

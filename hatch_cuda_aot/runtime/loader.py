@@ -6,12 +6,14 @@ reports, threads in the background …) are imported by those.
 
 from __future__ import annotations
 
+import importlib
 import os
+import sys
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .arch import parse_cc
-from .device import Driver, install_hint, ordinal_of, peek_ordinal
+from .device import Driver, install_hint, ordinal_of, peek_ordinal, starting
 from .errors import (
     CudaAotError,
     CudaUnavailableError,
@@ -223,16 +225,26 @@ class Loader:
         ordinal = ordinal_of(device)
         kernel = None if ordinal is None else self._kernels.get((name, ordinal))
         if kernel is None:
+            self._find(name)  # whether it exists depends on nothing that is imported or started
+            core = self._import_core()
             loaded = self.load(name, ordinal)
-            try:
-                from cuda.core import Kernel as CoreKernel
-            except ImportError as error:
+            if isinstance(core, ImportError):
                 message = (
-                    f"get_kernel needs cuda.core ({error}); get_handle does without it:\n{install_hint(self.package)}"
+                    f"get_kernel needs cuda.core ({core}); get_handle does without it:\n{install_hint(self.package)}"
                 )
-                raise CudaUnavailableError(message, "core-missing") from error
-            kernel = self._kernels.setdefault((name, loaded.device), CoreKernel.from_handle(loaded.handle))
+                raise CudaUnavailableError(message, "core-missing") from core
+            kernel = self._kernels.setdefault((name, loaded.device), core.Kernel.from_handle(loaded.handle))
         return kernel
+
+    def _import_core(self) -> Any:
+        """Return cuda.core, or the error of importing it; that takes as long as starting CUDA, so both go side by side."""
+        try:
+            if "cuda.core" in sys.modules or self._libraries is not None:
+                return importlib.import_module("cuda.core")
+            with starting(self.package):
+                return importlib.import_module("cuda.core")
+        except ImportError as error:
+            return error
 
     def _current_ordinal(self) -> int:
         """Return the current device, and have the driver asked for it directly from now on."""

@@ -54,6 +54,28 @@ def run(handle):
 two_gpus = pytest.mark.skipif("cupy.cuda.runtime.getDeviceCount() < 2", reason="needs two GPUs")
 
 
+# ---- the first kernel of a process
+
+
+@pytest.mark.parametrize("first", ["get_kernel", "cuda.core", "preload"])
+def test_first_kernel(unpack: Unpack, first: str) -> None:
+    """Whether CUDA, cuda.core or the loader comes first in a process, and who starts whom, makes no difference."""
+    before = {"get_kernel": "", "cuda.core": "import cuda.core", "preload": f"kernels.preload({KERNEL!r})"}[first]
+    output = unpack("default-13.0").run(
+        f"""
+import sys
+from example_pkg import _cuda_aot as kernels
+assert "cuda" not in sys.modules
+{before}
+kernel = kernels.get_kernel({KERNEL!r})
+{DRIVER}
+enter()
+print(run(int(kernel.handle)), len(kernel.arguments_info))
+"""
+    )
+    assert output == "True 4\n"
+
+
 # ---- preload
 
 

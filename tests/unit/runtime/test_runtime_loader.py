@@ -276,6 +276,37 @@ def test_missing_cuda_core(
     assert loader.get_handle("axpy<float>")
 
 
+def test_cuda_starts_while_core_is_imported(
+    folder: Path, open_loader: OpenLoader, fake_api: MakeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first get_kernel of a process has another thread start CUDA and imports cuda.core meanwhile."""
+    api = fake_api([90])
+    started = threading.Event()
+    starters: list[int] = []
+
+    def start(flags: int) -> tuple[int, ...]:
+        assert flags == 0
+        starters.append(threading.get_ident())
+        started.set()
+        return (0,)
+
+    def import_module(name: str) -> SimpleNamespace:
+        assert name == "cuda.core"
+        assert started.wait(30)
+        return SimpleNamespace(Kernel=SimpleNamespace(from_handle=lambda handle: [handle]))
+
+    monkeypatch.setattr(api, "cuInit", start)
+    loader = open_loader(folder, api)
+    monkeypatch.delitem(sys.modules, "cuda.core", raising=False)
+    monkeypatch.setattr("importlib.import_module", import_module)
+    with pytest.raises(KernelNotFoundError):
+        loader.get_kernel("axpi<float>")
+    assert not starters
+    assert loader.get_kernel("axpy<float>") == [loader.get_handle("axpy<float>")]
+    assert len(starters) == 2
+    assert starters[0] != starters[1] == threading.get_ident()
+
+
 def test_kernel_objects_are_kept(
     folder: Path, open_loader: OpenLoader, fake_api: MakeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
