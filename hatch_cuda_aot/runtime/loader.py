@@ -505,7 +505,12 @@ class Loader:
                 "archive; install it unpacked"
             )
             raise ManifestError(message, self.folder)
-        return Manifest.read(self.folder)
+        manifest = Manifest.read(self.folder)
+        if manifest.tree is None:
+            return manifest
+        from .editable import up_to_date
+
+        return up_to_date(manifest, self.logger)
 
     def _none_fits(
         self, module: ModuleManifest, wanted: Kernel | Global, device: DeviceFacts, candidates: list[Candidate]
