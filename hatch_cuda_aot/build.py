@@ -90,7 +90,7 @@ def compile_plan(plan: Plan, jobs: int, reporter: Reporter, cache: Cache | None)
     check_platform()
     tasks = len(plan.jobs) + len(plan.images)
     with WorkerPool(max(1, min(jobs, tasks))) as pool:
-        with span("wait"):
+        with span("wait for workers"):
             toolchain = pool.submit(ProbeTask(Compiler(plan.line.version, plan.needs), plan.archs)).result()
         assert isinstance(toolchain, Toolchain)
         reporter.planned(plan, tasks)
@@ -127,7 +127,7 @@ class _Run:
         for number, job in sorted(enumerate(jobs), key=lambda item: (item[1].front.affinity, item[0])):
             self._start(number, job, None, job.front)
         while self._waiting:
-            with span("wait"):
+            with span("wait for workers"):
                 finished, _ = wait(self._waiting, return_when=FIRST_COMPLETED)
             for future in finished:
                 number, job, target, task = self._waiting.pop(future)
