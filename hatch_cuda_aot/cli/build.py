@@ -91,6 +91,8 @@ def _print_profile(spans: Sequence[Span]) -> None:
     from rich.table import Table
 
     console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = max(console.width, 120)  # nobody's window must be kept to
     table = Table("phase", box=None, header_style="bold")
     for heading in ("times", "total s", "longest s"):
         table.add_column(heading, justify="right")

@@ -277,7 +277,7 @@ def test_watch_for_programs(project: Project, watch: Callable[..., Watch]) -> No
     assert watching.interrupt() == (0, [])
 
 
-def test_watch_interrupted_in_a_build(project: Project, watch: Callable[..., Watch]) -> None:
+def test_watch_interrupted_in_a_build(watch: Callable[..., Watch]) -> None:
     """Ctrl-C in the middle of a build is as quiet."""
     watching = watch()
     watching.until("building ")
