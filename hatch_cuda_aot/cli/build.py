@@ -72,15 +72,19 @@ def build_in_tree(
 @contextlib.contextmanager
 def _profiled(file: Path | None, spans: Sequence[Span], *, show: bool) -> Iterator[None]:
     """Write and show where the time of this block went, also if it fails."""
-    try:
+    if file is None:
         yield
-    finally:
-        if file is not None:
-            try:
-                file.write_text(json.dumps(trace(spans)), encoding="utf-8")
-            except OSError as error:
-                message = f"cannot write the profile to {file}: {error.strerror}"
-                raise SourceError(message) from error
+        return
+    try:
+        out = file.open("w", encoding="utf-8")  # before the build: it may take long
+    except OSError as error:
+        message = f"cannot write the profile to {file}: {error.strerror}"
+        raise SourceError(message) from error
+    with out:
+        try:
+            yield
+        finally:
+            json.dump(trace(spans), out)
             if show:
                 _print_profile(spans)
                 click.echo(f"profile written to {file}: open it at https://ui.perfetto.dev")
