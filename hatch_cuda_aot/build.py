@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from hatch_cuda_aot.archs import Target
@@ -25,6 +25,7 @@ from hatch_cuda_aot.compile.tasks import (
     ImageTask,
     ProbeTask,
     Result,
+    step_of,
 )
 from hatch_cuda_aot.config import Config
 from hatch_cuda_aot.errors import BuildError, CompileError
@@ -32,6 +33,7 @@ from hatch_cuda_aot.native import visible_ccs
 from hatch_cuda_aot.plan import Job, Module, Plan, make_plan, select_line
 from hatch_cuda_aot.results import ModuleResult
 from hatch_cuda_aot.sources import read_tree
+from hatch_cuda_aot.spans import span
 from hatch_cuda_aot.toolchain import Toolchain, check_platform
 
 __all__ = ["BuildResult", "Reporter", "build_project", "compile_plan", "plan_project"]
@@ -39,12 +41,16 @@ __all__ = ["BuildResult", "Reporter", "build_project", "compile_plan", "plan_pro
 
 @dataclass(frozen=True, slots=True)
 class BuildResult:
-    """What a build made, the compiler that made it, and how many tasks the cache answered."""
+    """What a build made, the compiler that made it, and how many tasks the cache answered.
+
+    `sources` is what it was made of: the content of each file of the project, by path.
+    """
 
     modules: tuple[ModuleResult, ...]
     toolchain: Toolchain
     tasks: int
     hits: int
+    sources: Mapping[str, bytes] = field(default_factory=dict)
 
 
 class Reporter(Protocol):
@@ -64,7 +70,8 @@ def build_project(config: Config, reporter: Reporter, cache: Cache | None) -> Bu
         BuildError: whatever is wrong, after everything that could be compiled was.
 
     """
-    plan = plan_project(config)
+    with span("plan"):
+        plan = plan_project(config)
     return compile_plan(plan, config.jobs or default_jobs(), reporter, cache)
 
 
@@ -83,14 +90,19 @@ def compile_plan(plan: Plan, jobs: int, reporter: Reporter, cache: Cache | None)
     check_platform()
     tasks = len(plan.jobs) + len(plan.images)
     with WorkerPool(max(1, min(jobs, tasks))) as pool:
-        toolchain = pool.submit(ProbeTask(Compiler(plan.line.version, plan.needs), plan.archs)).result()
+        with span("wait for workers"):
+            toolchain = pool.submit(ProbeTask(Compiler(plan.line.version, plan.needs), plan.archs)).result()
         assert isinstance(toolchain, Toolchain)
         reporter.planned(plan, tasks)
         run = _Run(pool, toolchain, reporter, cache)
         fronts, images = run.all(plan.jobs)
     if cache is not None:
-        cache.trim()
-    return BuildResult(collect(plan, fronts, images), toolchain, tasks, run.hits)
+        with span("cache trim"):
+            cache.trim()
+    with span("collect"):
+        modules = collect(plan, fronts, images)
+    sources = {path: content for job in plan.jobs for path, content in job.front.tree.files}
+    return BuildResult(modules, toolchain, tasks, run.hits, sources)
 
 
 class _Run:
@@ -115,7 +127,8 @@ class _Run:
         for number, job in sorted(enumerate(jobs), key=lambda item: (item[1].front.affinity, item[0])):
             self._start(number, job, None, job.front)
         while self._waiting:
-            finished, _ = wait(self._waiting, return_when=FIRST_COMPLETED)
+            with span("wait for workers"):
+                finished, _ = wait(self._waiting, return_when=FIRST_COMPLETED)
             for future in finished:
                 number, job, target, task = self._waiting.pop(future)
                 try:
@@ -125,14 +138,18 @@ class _Run:
                     continue
                 if self._cache is not None:
                     assert not isinstance(result, Toolchain)
-                    self._cache.put(key_of(task, self._toolchain), result)
+                    with span("cache put", **_about(task)):
+                        self._cache.put(key_of(task, self._toolchain), result)
                 self._finish(number, job, target, task, result, cached=False)
         if self._failures:
             raise _first_of(self._failures)
         return self._fronts, self._images
 
     def _start(self, number: int, job: Job, target: Target | None, task: FrontTask | ImageTask) -> None:
-        result = self._cache.get(key_of(task, self._toolchain)) if self._cache is not None else None
+        result = None
+        if self._cache is not None:
+            with span("cache get", **_about(task)):
+                result = self._cache.get(key_of(task, self._toolchain))
         if result is not None:
             self.hits += 1
             self._finish(number, job, target, task, result, cached=True)
@@ -159,8 +176,11 @@ class _Run:
         elif target is not None and not isinstance(result, Toolchain):
             self._images[number, target] = result
         log = result.log if isinstance(result, (FrontResult, AssembleResult)) else ""
-        step = {FrontTask: "compile", AssembleTask: "assemble", FloorTask: "examine"}[type(task)]
-        self._reporter.done(task.module, str(task.arch), step, log, cached=cached)
+        self._reporter.done(task.module, str(task.arch), step_of(task), log, cached=cached)
+
+
+def _about(task: FrontTask | ImageTask) -> dict[str, str]:
+    return {"module": task.module, "arch": str(task.arch)}
 
 
 def _first_of(failures: Mapping[tuple[int, str], BuildError]) -> BuildError:

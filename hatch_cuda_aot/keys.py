@@ -256,6 +256,14 @@ KEYS: tuple[Key, ...] = (
         per_module=True,
     ),
     Key(
+        "editable-rebuild",
+        "boolean",
+        False,
+        "For editable installs: when a source or header changed since the build, the first use of a kernel in a process "
+        "builds again. Without it a warning names the file. Wheels are not concerned.",
+        _boolean,
+    ),
+    Key(
         "jobs",
         'integer or "auto"',
         "auto",

@@ -16,16 +16,20 @@ from hatch_cuda_aot.runtime.files import PART_BYTES
 from hatch_cuda_aot.runtime.manifest import FORMAT, INDEX
 from hatch_cuda_aot.toolchain import Toolchain
 
-__all__ = ["SOURCE_FOLDER", "image_file", "manifest_files"]
+__all__ = ["SOURCE_FOLDER", "image_file", "manifest_files", "tree_table"]
 
 #: Where sources lie that are shipped, beside the manifest.
 SOURCE_FOLDER = "source"
 
 
 def manifest_files(
-    package: str, modules: Sequence[ModuleResult], toolchain: Toolchain, version: str
+    package: str,
+    modules: Sequence[ModuleResult],
+    toolchain: Toolchain,
+    version: str,
+    tree: Mapping[str, Any] | None = None,
 ) -> dict[str, bytes]:
-    """Return the manifest's files and the images by file name."""
+    """Return the manifest's files and the images by file name; `tree` is for a source tree only, see `tree_table`."""
     files: dict[str, bytes] = {}
     index: dict[str, Any] = {}
     kernels: dict[str, list[str]] = {}
@@ -46,9 +50,23 @@ def manifest_files(
             "toolchain": {"cuda": toolchain.line, "nvrtc": toolchain.nvrtc, "ptxas": toolchain.ptxas},
             "modules": index,
             "kernels": {name: owners[0] if len(owners) == 1 else sorted(owners) for name, owners in kernels.items()},
+            **({"tree": tree} if tree is not None else {}),
         }
     )
     return dict(sorted(files.items()))
+
+
+def tree_table(root: str, sources: Mapping[str, bytes], *, rebuild: bool) -> dict[str, Any]:
+    """Return what the loader must know of the source tree that it is in, to notice when a source changes.
+
+    Args:
+        root: the project's folder, relative to that of the manifest.
+        sources: the files that were compiled, by path relative to the project's folder.
+        rebuild: build again when one of them changed.
+
+    """
+    files = {path: _identity(content) for path, content in sources.items()}
+    return {"root": root, "rebuild": rebuild, "files": files}
 
 
 def image_file(module: str, image: Image) -> str:

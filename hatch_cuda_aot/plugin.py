@@ -6,6 +6,7 @@ hatchling constructs hooks several times, also only to ask for dependencies, so 
 from __future__ import annotations
 
 import tempfile
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -66,7 +67,7 @@ class CudaAotBuildHook(BuildHookInterface[Any]):
         from hatch_cuda_aot.stage import write_folder
 
         reporter = _Reporter(self.app)
-        built = project.build(config, reporter)
+        built = project.build(config, reporter, in_tree=version == "editable")
         self.app.display_success(f"cuda-aot: {reporter.summary(built)}")
         for warning in project.sdist_warnings(config):
             self.app.display_warning(f"cuda-aot: {warning}")
@@ -102,6 +103,7 @@ class _Reporter:
     def __init__(self, app: Any) -> None:
         self._app = app
         self._warnings = 0
+        self._started = time.monotonic()
 
     def planned(self, plan: Plan, tasks: int) -> None:  # noqa: ARG002 -- the protocol's signature
         self._app.display_waiting(f"cuda-aot: building {plan}")
@@ -117,4 +119,4 @@ class _Reporter:
     def summary(self, built: Any) -> str:
         from hatch_cuda_aot.report import summarise
 
-        return summarise(built.result, built.files, self._warnings)
+        return summarise(built.result, built.files, self._warnings, time.monotonic() - self._started)

@@ -5,6 +5,7 @@ The hook and the command line share this; it decides nothing about compilation a
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ from hatch_cuda_aot.build import BuildResult, Reporter, build_project
 from hatch_cuda_aot.cache import open_cache
 from hatch_cuda_aot.config import HOOK_TABLE, Config, load_config
 from hatch_cuda_aot.errors import ConfigError, Problem
-from hatch_cuda_aot.manifest import manifest_files
+from hatch_cuda_aot.manifest import manifest_files, tree_table
 from hatch_cuda_aot.native import visible_ccs
 from hatch_cuda_aot.plan import Module, needs_of, select_line
 from hatch_cuda_aot.sources import read_tree
@@ -58,13 +59,18 @@ class Project:
         """Return the project in the folder `root`.
 
         Raises:
-            ConfigError: if there is none, or its wheel target does not use the hook.
+            ConfigError: if there is none, hatchling cannot read it, or its wheel target does not use the hook.
 
         """
         if not (root / "pyproject.toml").is_file():
             raise ConfigError([Problem(str(root), "there is no pyproject.toml here: run this in a project's folder")])
         project = cls(WheelBuilder(str(root)))
-        if HOOK not in project._builder.config.hook_config:
+        try:
+            hooks = project._builder.config.hook_config
+            _ = project._builder.config.packages, project._builder.metadata.core.dependencies
+        except (TypeError, ValueError) as error:  # it is no TOML, or a table of hatchling's has the wrong type
+            raise ConfigError([Problem("pyproject.toml", str(error))]) from error
+        if HOOK not in hooks:
             message = (
                 f"missing: without it hatchling never runs the hook, and wheels have no kernels. Add\n[{HOOK_TABLE}]"
             )
@@ -89,8 +95,13 @@ class Project:
         line = select_line(config.cuda, config.modules, visible_ccs)
         return requirements(line, needs_of(_modules(config)))
 
-    def build(self, config: Config, reporter: Reporter) -> Built:
+    def build(self, config: Config, reporter: Reporter, *, in_tree: bool = False) -> Built:
         """Compile everything and return the files of ``_cuda_aot/``.
+
+        Args:
+            config: what to build.
+            reporter: hears what happens.
+            in_tree: the files are for the source tree, where the loader is to notice when a source changes.
 
         Raises:
             BuildError: whatever is wrong.
@@ -98,7 +109,11 @@ class Project:
         """
         self._check_runtime_requirements()
         result = build_project(config, reporter, open_cache())
-        files = manifest_files(config.package, result.modules, result.toolchain, __version__)
+        tree = None
+        if in_tree:
+            root = os.path.relpath(self.root, self.folder(config)).replace(os.sep, "/")
+            tree = tree_table(root, result.sources, rebuild=config.editable_rebuild)
+        files = manifest_files(config.package, result.modules, result.toolchain, __version__, tree)
         names = {kernel.name for module in result.modules for kernel in module.kernels}
         return Built({**runtime_files(names), **files}, result)
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from hatch_cuda_aot.build import BuildResult
 
-__all__ = ["count_warnings", "format_size", "summarise"]
+__all__ = ["count_warnings", "format_seconds", "format_size", "summarise"]
 
 
 def count_warnings(log: str) -> int:
@@ -15,17 +15,31 @@ def count_warnings(log: str) -> int:
     return len(re.findall(r"\bwarning\b(?: #[\d\-D]+)?\s*:", log))
 
 
-def summarise(result: BuildResult, files: Mapping[str, bytes], warnings: int) -> str:
-    """Return the one line that tells what a build made."""
+def summarise(result: BuildResult, files: Mapping[str, bytes], warnings: int, seconds: float) -> str:
+    """Return the one line that tells what a build made, and at what cost."""
     kernels = sum(len(module.kernels) for module in result.modules)
     images = [image for module in result.modules for image in module.images]
-    size = sum(len(content) for content in files.values())
-    parts = [f"built {_count(kernels, 'kernel')} in {_count(len(images), 'image')}, {format_size(size)}"]
-    if result.hits:
-        parts.append(f"{result.hits} of {result.tasks} results from the cache")
-    if warnings:
-        parts.append(f"{_count(warnings, 'compiler warning')} (shown with -v)")
+    cubins, texts = (sum(len(image.data) for image in images if image.kind == kind) for kind in ("cubin", "ptx"))
+    total = sum(len(content) for content in files.values())
+    parts = [
+        f"built {_count(kernels, 'kernel')} in {_count(len(images), 'image')}",
+        f"cubins {format_size(cubins)}, PTX {format_size(texts)}, in all {format_size(total)}",
+        f"{result.hits} of {result.tasks} results from the cache",
+        *([f"{_count(warnings, 'compiler warning')} (shown with -v)"] if warnings else []),
+        format_seconds(seconds),
+    ]
     return "; ".join(parts)
+
+
+def format_seconds(seconds: float) -> str:
+    """Return a time for people: ``4.2 s``, ``37 s``, ``2:05 min``, ``1:02 h``."""
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    return f"{minutes}:{rest:02} min" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02} h"
 
 
 def format_size(size: int) -> str:

@@ -32,7 +32,7 @@ def runtime_files(kernels: Iterable[str]) -> dict[str, bytes]:
 
 
 def write_folder(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Make `folder` hold exactly `files`, or leave it as it is.
+    """Make `folder` hold exactly `files`, or leave it as it is.  A file that is there already is not written again.
 
     Raises:
         SourceError: if the place cannot be written.
@@ -49,7 +49,8 @@ def write_folder(folder: Path, files: Mapping[str, bytes]) -> None:
         for name, content in files.items():
             path = staging / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(content)
+            if not _linked(path, folder / name, content):
+                path.write_bytes(content)
             path.chmod(0o644)
         staging.chmod(0o755)
         if folder.exists():
@@ -63,6 +64,17 @@ def write_folder(folder: Path, files: Mapping[str, bytes]) -> None:
             os.rename(old, folder)
         shutil.rmtree(staging, ignore_errors=True)
         shutil.rmtree(old, ignore_errors=True)
+
+
+def _linked(path: Path, old: Path, content: bytes) -> bool:
+    """Make `path` a link to `old` if that holds `content`; tell whether it was done."""
+    try:
+        if old.is_symlink() or old.stat().st_size != len(content) or old.read_bytes() != content:
+            return False
+        os.link(old, path)
+    except OSError:  # it is not there, or the file system has no links
+        return False
+    return True
 
 
 def remove_folder(folder: Path) -> None:

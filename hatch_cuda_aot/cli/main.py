@@ -29,30 +29,36 @@ def main() -> None:
 @main.command()
 @click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path), default=".")
 @click.option("-v", "--verbose", is_flag=True, help="Show each compilation and the compiler's warnings.")
+@click.option("--watch", is_flag=True, help="Build again whenever a source, a header or the configuration changes.")
+@click.option(
+    "--profile",
+    metavar="[FILE]",
+    type=click.Path(dir_okay=False, path_type=Path),
+    is_flag=False,
+    flag_value="cuda-aot-profile.json",
+    help="Show where the time went, and write it to FILE as a trace for https://ui.perfetto.dev.",
+)
 @_JSON
-def build(folder: Path, *, verbose: bool, as_json: bool) -> None:
+def build(folder: Path, *, verbose: bool, watch: bool, profile: Path | None, as_json: bool) -> None:
     """Compile the kernels of the project in FOLDER into its source tree, where an editable install finds them."""
-    from hatch_cuda_aot.cli.progress import Progress
-    from hatch_cuda_aot.project import Project
-    from hatch_cuda_aot.report import summarise
-    from hatch_cuda_aot.stage import write_folder
+    from hatch_cuda_aot.cli.build import build_in_tree
 
+    root = folder.resolve()
     try:
-        project = Project.at(folder.resolve())
-        config = project.config()
-        for warning in config.warnings:
-            click.echo(f"warning: {warning}", err=True)
-        with Progress(verbose=verbose, silent=as_json) as progress:
-            built = project.build(config, progress)
-        target = project.folder(config)
-        write_folder(target, built.files)
+        if not watch:
+            build_in_tree(root, verbose=verbose, as_json=as_json, profile=profile)
+            return
+        from hatch_cuda_aot.cli.watch import watch_project
+
+        def build_or_show() -> None:
+            try:
+                build_in_tree(root, verbose=verbose, as_json=as_json, profile=profile, lines=True)
+            except BuildError as error:
+                _show(error, as_json=as_json, lines=True)
+
+        watch_project(root, build_or_show, lambda text: click.echo(text, err=True))
     except BuildError as error:
         _fail(error, as_json=as_json)
-    if as_json:
-        _print_json({"folder": str(target), "files": {name: len(data) for name, data in built.files.items()}})
-        return
-    click.echo(summarise(built.result, built.files, progress.warnings))
-    click.echo(f"written to {target}")
 
 
 @main.command()
@@ -96,15 +102,20 @@ def _by_number(name: str) -> tuple[int, str]:
 
 
 def _fail(error: BuildError, *, as_json: bool, usage: bool = False) -> NoReturn:
+    _show(error, as_json=as_json)
+    sys.exit(2 if usage or isinstance(error, (ConfigError, SourceError, UnsupportedArchError)) else 1)
+
+
+def _show(error: BuildError, *, as_json: bool, lines: bool = False) -> None:
     if as_json:
         data = {"kind": type(error).__name__, "message": str(error)}
         if isinstance(error, CompileError):
             data |= {"module": error.module, "arch": error.arch, "stage": error.stage, "log": error.log}
-        _print_json({"error": data})
+        _print_json({"error": data}, lines=lines)
     else:
         click.echo(f"error: {error}", err=True)
-    sys.exit(2 if usage or isinstance(error, (ConfigError, SourceError, UnsupportedArchError)) else 1)
 
 
-def _print_json(data: Any) -> None:
-    click.echo(json.dumps(data, indent=2))
+def _print_json(data: Any, *, lines: bool = False) -> None:
+    """Print JSON; `lines` is for several results one after the other, each of which then is one line."""
+    click.echo(json.dumps(data, indent=None if lines else 2))

@@ -19,9 +19,10 @@ from concurrent.futures import Future
 from types import TracebackType
 
 from hatch_cuda_aot.compile.run import CRASH_ADVICE
-from hatch_cuda_aot.compile.tasks import FrontTask, ProbeTask, Result, Task
+from hatch_cuda_aot.compile.tasks import FrontTask, ProbeTask, Result, Task, step_of
 from hatch_cuda_aot.compile.worker import receive, send
 from hatch_cuda_aot.errors import WorkerCrashError
+from hatch_cuda_aot.spans import Span, adopt, clock, on_track, recorded, span
 
 __all__ = ["WorkerPool", "default_jobs"]
 
@@ -42,18 +43,20 @@ class WorkerPool:
     """
 
     def __init__(self, jobs: int) -> None:
-        self._queue: queue.PriorityQueue[tuple[float, int, Task | None, Future[Result] | None]] = queue.PriorityQueue()
+        self._queue: queue.PriorityQueue[tuple[float, int, int, Task | None, Future[Result] | None]]
+        self._queue = queue.PriorityQueue()
         self._order = itertools.count()
         self._slots = [_Slot() for _ in range(jobs)]
         self._threads: list[threading.Thread] = []
         self._closed = False
+        self._spans = recorded()
 
     def submit(self, task: Task, *, priority: float = 0.0) -> Future[Result]:
         """Queue `task`; of those that wait, a lower `priority` starts first."""
         future: Future[Result] = Future()
-        self._queue.put((priority, next(self._order), task, future))
+        self._queue.put((priority, next(self._order), clock(), task, future))
         if len(self._threads) < len(self._slots):
-            thread = threading.Thread(target=self._serve, args=(self._slots[len(self._threads)],), daemon=True)
+            thread = threading.Thread(target=self._serve, args=(len(self._threads),), daemon=True)
             self._threads.append(thread)
             thread.start()
         return future
@@ -64,7 +67,7 @@ class WorkerPool:
         for slot in self._slots:
             slot.kill()
         for _ in self._threads:
-            self._queue.put((float("-inf"), next(self._order), None, None))
+            self._queue.put((float("-inf"), next(self._order), 0, None, None))
         for thread in self._threads:
             thread.join()
 
@@ -76,15 +79,20 @@ class WorkerPool:
     ) -> None:
         self.close()
 
-    def _serve(self, slot: _Slot) -> None:
-        while True:
-            _, _, task, future = self._queue.get()
-            if task is None or future is None or self._closed:
-                return
-            try:
-                future.set_result(slot.run(task))
-            except BaseException as error:  # noqa: BLE001 -- whatever it is belongs to whoever waits for the task
-                future.set_exception(error)
+    def _serve(self, number: int) -> None:
+        slot = self._slots[number]
+        with on_track(f"worker {number + 1}", self._spans):
+            while True:
+                _, _, submitted, task, future = self._queue.get()
+                if task is None or future is None or self._closed:
+                    return
+                try:
+                    with _span_of(task, submitted):
+                        result = slot.run(task)
+                except BaseException as error:  # noqa: BLE001 -- whatever it is belongs to whoever waits for the task
+                    future.set_exception(error)
+                else:
+                    future.set_result(result)
 
 
 class _Slot:
@@ -101,14 +109,19 @@ class _Slot:
             if self._affinity not in (None, task.affinity):
                 self._stop()
             self._affinity = task.affinity
+        before, new = clock(), self._process is None
         process = self._start()
         assert process.stdin is not None
         assert process.stdout is not None
         try:
             send(process.stdin, task)
-            kind, content = receive(process.stdout)
+            kind, content, *rest = receive(process.stdout)
         except (EOFError, OSError):
             raise self._crashed(task) from None
+        spans: list[Span] = rest[0] if rest else []
+        if new and spans:
+            spans.append(Span("start worker", before, min(each.start for each in spans), {}))
+        adopt(spans, before)
         if kind == "result":
             return content  # type: ignore[no-any-return]
         if kind == "error":
@@ -162,6 +175,12 @@ class _Slot:
         sources = f" ({', '.join(task.sources)})" if isinstance(task, FrontTask) else ""
         message = f"{stage} crashed on module {task.module!r}{sources} for {task.arch}, with {how}. {CRASH_ADVICE}"
         return WorkerCrashError(message, module=task.module, arch=str(task.arch), stage=stage, log=how)
+
+
+def _span_of(task: Task, submitted: int) -> contextlib.AbstractContextManager[None]:
+    """Return the span of a task, which says how long the task waited for its worker."""
+    about = {} if isinstance(task, ProbeTask) else {"module": task.module, "arch": str(task.arch)}
+    return span(step_of(task), **about, waited_ns=str(clock() - submitted))
 
 
 def default_jobs() -> int:

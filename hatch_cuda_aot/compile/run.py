@@ -30,6 +30,7 @@ from hatch_cuda_aot.compile.tasks import (
 )
 from hatch_cuda_aot.errors import CompileError, ResultError, WorkerCrashError
 from hatch_cuda_aot.runtime.manifest import canonical_name
+from hatch_cuda_aot.spans import span
 from hatch_cuda_aot.toolchain import Toolchain, find_toolchain, line_named, unsupported_archs
 
 __all__ = ["run"]
@@ -69,9 +70,11 @@ def _front(task: FrontTask) -> FrontResult:
             text, symbols, log = _compile_and_link(task, options)
         text = _forget_folder(text)
     if task.prune:
-        text = ptx.prune(text, own=ptx.opened_toolkit_namespaces(task.tree.texts()))
-    module = ptx.parse(text)
-    _check_front(task, module, symbols)
+        with span("prune"):
+            text = ptx.prune(text, own=ptx.opened_toolkit_namespaces(task.tree.texts()))
+    with span("check"):
+        module = ptx.parse(text)
+        _check_front(task, module, symbols)
     return FrontResult(text.encode(), symbols, _minimum_driver(module.version, task.compiler.line), log)
 
 
@@ -94,7 +97,8 @@ def _compile_and_link(task: FrontTask, options: tuple[str, ...]) -> tuple[str, d
         symbols.update(zip(_expressions_of(task, source), result.symbols, strict=True))
         logs.append(result.log)
     try:
-        text = nvjitlink.link(objects, task.arch, task.nvjitlink)
+        with span("link"):
+            text = nvjitlink.link(objects, task.arch, task.nvjitlink)
     except nvjitlink.LinkError as error:
         where = f"module {task.module!r} ({', '.join(task.sources)}) for {task.arch}"
         message = f"nvJitLink cannot link {where}:\n{_indent(str(error))}"
@@ -107,7 +111,8 @@ def _compile_and_link(task: FrontTask, options: tuple[str, ...]) -> tuple[str, d
 def _call_nvrtc(task: FrontTask, source: str, options: tuple[str, ...], *, lto: bool = False) -> nvrtc.NvrtcResult:
     expressions = _expressions_of(task, source)
     try:
-        return nvrtc.compile_program(task.tree.text(source), source, options, expressions, lto=lto)
+        with span("NVRTC", source=source):
+            return nvrtc.compile_program(task.tree.text(source), source, options, expressions, lto=lto)
     except nvrtc.NvrtcError as error:
         log = _without_name_map(str(error))
         message = _explain_expressions(task, source, str(error)) if not log else None
@@ -127,7 +132,8 @@ def _assemble(task: AssembleTask) -> AssembleResult:
     toolchain = _toolchain(task.compiler)
     where = f"module {task.module!r} for {task.arch}"
     try:
-        done = ptxas.assemble(toolchain.ptxas_path, task.ptx, str(task.arch), task.ptxas)
+        with span("ptxas"):
+            done = ptxas.assemble(toolchain.ptxas_path, task.ptx, str(task.arch), task.ptxas)
     except ptxas.PtxasError as error:
         message = f"ptxas cannot assemble {where}:\n{_indent(str(error))}"
         raise CompileError(message, module=task.module, arch=str(task.arch), stage="ptxas", log=str(error)) from None
@@ -135,7 +141,8 @@ def _assemble(task: AssembleTask) -> AssembleResult:
         name = _signal_name(error.signal)
         message = f"ptxas crashed on {where}, with {name}. {CRASH_ADVICE}"
         raise WorkerCrashError(message, module=task.module, arch=str(task.arch), stage="ptxas", log=name) from None
-    _check_cubin(task, done)
+    with span("check"):
+        _check_cubin(task, done)
     return AssembleResult(done.cubin, done.resources, done.log)
 
 
@@ -148,7 +155,8 @@ def _floor(task: FloorTask) -> FloorResult:
     def assembles(version: str) -> bool:
         try:
             lowered = ptx.with_version(text, version).encode()
-            ptxas.assemble(program, lowered, str(task.arch.as_real), task.ptxas)
+            with span("ptxas", version=version):
+                ptxas.assemble(program, lowered, str(task.arch.as_real), task.ptxas)
         except (ptxas.PtxasError, ptxas.PtxasCrashError):
             return False
         return True
@@ -210,7 +218,8 @@ def _result_error(task: FrontTask | AssembleTask, what: str) -> ResultError:
 
 @functools.cache
 def _toolchain(compiler: Compiler) -> Toolchain:
-    return find_toolchain(line_named(compiler.line), compiler.needs)
+    with span("load compiler"):
+        return find_toolchain(line_named(compiler.line), compiler.needs)
 
 
 @contextlib.contextmanager
@@ -222,20 +231,21 @@ def _staged(task: FrontTask, toolchain: Toolchain) -> Iterator[list[str]]:
     """
     before = Path.cwd()
     with tempfile.TemporaryDirectory(prefix="hatch-cuda-aot-") as folder:
-        for path, content in task.tree.files:
-            target = Path(folder, path)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(content)
-        flags = []
-        for short, where in toolchain.include_dirs:
-            link = Path(folder, ".cuda", short)
-            link.parent.mkdir(exist_ok=True)
-            try:
-                link.symlink_to(where, target_is_directory=True)
-            except OSError:  # Windows without the right to make links
-                flags.append(f"--include-path={where}")
-            else:
-                flags.append(f"--include-path=.cuda/{short}")
+        with span("stage"):
+            for path, content in task.tree.files:
+                target = Path(folder, path)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(content)
+            flags = []
+            for short, where in toolchain.include_dirs:
+                link = Path(folder, ".cuda", short)
+                link.parent.mkdir(exist_ok=True)
+                try:
+                    link.symlink_to(where, target_is_directory=True)
+                except OSError:  # Windows without the right to make links
+                    flags.append(f"--include-path={where}")
+                else:
+                    flags.append(f"--include-path=.cuda/{short}")
         os.chdir(folder)
         try:
             yield flags

@@ -22,6 +22,7 @@ __all__ = [
     "ProbeTask",
     "Result",
     "Task",
+    "step_of",
 ]
 
 
@@ -128,3 +129,8 @@ ImageResult = AssembleResult | FloorResult
 
 Task = ProbeTask | FrontTask | ImageTask
 Result = Toolchain | FrontResult | ImageResult
+
+
+def step_of(task: Task) -> str:
+    """Return what a task does, in one word for people."""
+    return {ProbeTask: "probe", FrontTask: "compile", AssembleTask: "assemble", FloorTask: "examine"}[type(task)]

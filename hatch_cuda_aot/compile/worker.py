@@ -1,6 +1,7 @@
 """One worker process: ``python -m hatch_cuda_aot.compile.worker`` reads tasks from stdin and writes results to stdout.
 
-Messages are pickles, each behind its length in eight bytes.  The parent is our own build, so they are trusted.
+Messages are pickles, each behind its length in eight bytes.  The parent is our own build, so they are trusted.  An answer
+is ``(kind, content, spans)``; where the time went stands beside the result, not in it, and is never cached.
 """
 
 from __future__ import annotations
@@ -29,17 +30,19 @@ def main() -> None:
     threading.Thread(target=_listen, args=(tasks, inbox, arrived), daemon=True).start()
     from hatch_cuda_aot.compile.run import run
     from hatch_cuda_aot.errors import BuildError
+    from hatch_cuda_aot.spans import record
 
     while True:
         arrived.acquire()
         answer: tuple[str, Any]
-        try:
-            answer = ("result", run(inbox.pop(0)))
-        except BuildError as error:
-            answer = ("error", error)
-        except Exception:  # noqa: BLE001 -- a defect here or in a library: the parent shows it whole
-            answer = ("defect", traceback.format_exc())
-        send(results, answer)
+        with record() as spans:
+            try:
+                answer = ("result", run(inbox.pop(0)))
+            except BuildError as error:
+                answer = ("error", error)
+            except Exception:  # noqa: BLE001 -- a defect here or in a library: the parent shows it whole
+                answer = ("defect", traceback.format_exc())
+        send(results, (*answer, spans))
 
 
 def send(stream: IO[bytes], message: object) -> None:

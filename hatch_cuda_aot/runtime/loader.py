@@ -284,8 +284,13 @@ class Loader:
                 "archive; install it unpacked"
             )
             raise ManifestError(message, self.folder)
-        self._manifest = Manifest.read(self.folder)
-        return self._manifest
+        manifest = Manifest.read(self.folder)
+        if manifest.tree is not None:
+            from .editable import up_to_date
+
+            manifest = up_to_date(manifest, f"{self.package}.cuda_aot")
+        self._manifest = manifest
+        return manifest
 
 
 def _not_started() -> int:

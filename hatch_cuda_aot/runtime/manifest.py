@@ -40,6 +40,7 @@ class Manifest:
         toolchain: versions of the compiler, such as ``{"cuda": "12.9", "nvrtc": "12.9", "ptxas": "12.9.86"}``.
         kernels: canonical kernel name -> the module that defines it, or a list of modules.
         modules: module name -> ``{"file": ..., "size": ..., "sha256": ...}`` of its own manifest.
+        tree: in a source tree, what the kernels were built from; None in wheels.
 
     """
 
@@ -55,6 +56,7 @@ class Manifest:
         self.toolchain: Mapping[str, str] = data["toolchain"]
         self.kernels: Mapping[str, str | list[str]] = data["kernels"]
         self.modules: Mapping[str, Any] = data["modules"]
+        self.tree: Mapping[str, Any] | None = data.get("tree")
         self._read: dict[str, ModuleManifest] = {}
 
     @classmethod

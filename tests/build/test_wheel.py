@@ -101,6 +101,7 @@ def test_pip_isolated(isolated: Path) -> None:
             assert info.external_attr >> 16 & 0o777 == 0o644, info.filename
     assert sorted(index["kernels"]) == KERNELS
     assert index["toolchain"]["cuda"] == "12.9"
+    assert "tree" not in index
     assert "Tag: py3-none-any" in tag
 
 
@@ -270,7 +271,7 @@ def test_clean_environment(frontend: Frontend, isolated: Path) -> None:
 
 
 def test_editable(frontend: Frontend, line_environment: Path) -> None:
-    """An editable install finds its images in the source tree, and `hatch-cuda-aot build` rebuilds them there."""
+    """An editable install finds its images in the source tree, notices an edit, and `hatch-cuda-aot build` builds there."""
     project = frontend.copy("editable")
     environment = frontend.folder / "editable-environment"
     venv.create(environment, with_pip=True)
@@ -283,8 +284,11 @@ def test_editable(frontend: Frontend, line_environment: Path) -> None:
     assert done.stdout.split()[-1] == "9"
     source = project / "src" / "example_pkg" / "kernels" / "histogram.cu"
     source.write_text(source.read_text() + '\nextern "C" __global__ void added(int* x) { *x = 1; }\n')
+    done = frontend.run(python, "-c", script, cwd=frontend.folder)
+    assert "src/example_pkg/kernels/histogram.cu changed after the kernels of example_pkg were built" in done.stdout
     rebuild = frontend.run(str(line_environment.parent / "hatch-cuda-aot"), "build", cwd=project)
     assert "built 10 kernels in 40 images" in rebuild.stdout
+    assert "\x1b" not in rebuild.stdout
     assert frontend.run(python, "-c", script, cwd=frontend.folder).stdout.split()[-1] == "10"
     frontend.run(str(line_environment), "-m", "hatchling", "build", "-t", "wheel", "--clean-only", cwd=project)
     assert not folder.exists()

@@ -370,7 +370,8 @@ def test_worker_protects_its_answers(tmp_path: Path) -> None:
         assert worker.stdout is not None
         for _ in range(2):
             send(worker.stdin, "no task")
-            kind, content = receive(worker.stdout)
+            kind, content, spans = receive(worker.stdout)
+            assert spans == []
             assert kind == "defect"
             assert "Traceback" in content
         worker.stdin.close()

@@ -53,6 +53,29 @@ def test_replacement(folder: Path) -> None:
     assert [path.name for path in folder.parent.iterdir()] == [FOLDER]
 
 
+def test_files_that_did_not_change_are_not_written(folder: Path) -> None:
+    """Of a build that changes one file, the others keep their place on disk and their times."""
+    write_folder(folder, FILES)
+    os.utime(folder / "loader.py", ns=(10**18, 10**18))
+    before = {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in folder.iterdir()}
+    write_folder(folder, {**FILES, "manifest.json": b"[]"})
+    after = {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in folder.iterdir()}
+    assert {name for name in after if after[name] == before[name]} == {"loader.py", "k.sm_90.cubin"}
+    assert contents(folder)["manifest.json"] == b"[]"
+
+
+def test_file_system_without_links(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there are no links, files are written."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(95, "Operation not supported")
+
+    write_folder(folder, FILES)
+    monkeypatch.setattr(os, "link", refuse)
+    write_folder(folder, FILES)
+    assert contents(folder) == FILES
+
+
 @pytest.mark.skipif(os.name != "posix", reason="modes of POSIX")
 def test_modes(folder: Path) -> None:
     """Files and folder get the same modes whatever the umask, so that wheels repeat."""

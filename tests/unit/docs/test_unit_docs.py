@@ -14,7 +14,7 @@ import pytest
 
 from hatch_cuda_aot.compile.ptx import Param, Variable
 from hatch_cuda_aot.compile.ptxas import Resources
-from hatch_cuda_aot.manifest import manifest_files
+from hatch_cuda_aot.manifest import manifest_files, tree_table
 from hatch_cuda_aot.results import Image, Kernel, ModuleResult, PtxIsa, Source
 from hatch_cuda_aot.runtime import errors
 from hatch_cuda_aot.runtime.arch import Arch
@@ -110,7 +110,8 @@ def manifest() -> dict[str, Any]:
     toolchain = Toolchain(
         "13.5", "13.5.37", "13.5.37", "/somewhere/ptxas", "3003005", (("include", "/there"),), (75, 90)
     )
-    files = manifest_files("pkg", modules, toolchain, "0.1.0")
+    tree = tree_table("../../..", dict(source.files), rebuild=True)
+    files = manifest_files("pkg", modules, toolchain, "0.1.0", tree)
     return {name: json.loads(content) for name, content in files.items() if name.endswith(".json")}
 
 
@@ -128,6 +129,8 @@ def test_manifest_fits_the_schema(validator: Any, name: str) -> None:
         (INDEX, lambda data: data["kernels"].update(noop=["first"])),
         (INDEX, lambda data: data["modules"]["first"].update(file="../first.json")),
         (INDEX, lambda data: data.update(unknown=1)),
+        (INDEX, lambda data: data["tree"].pop("root")),
+        (INDEX, lambda data: data["tree"]["files"].update({"/a.cuh": {"size": 0, "sha256": "0" * 64}})),
         ("first.json", lambda data: data["images"].clear()),
         ("first.json", lambda data: data["images"][0].update(arch="compute_90")),
         ("first.json", lambda data: data["images"][0].update(sha256="0")),

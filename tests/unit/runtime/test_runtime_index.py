@@ -52,9 +52,11 @@ module_names = st.text("abz019_.+-", min_size=1, max_size=5)
 )
 def test_as_if_parsed(kernels: dict[str, Any], modules: dict[str, Any], others: list[str]) -> None:
     """Every key has its value, every other key is missing, and the whole is the same."""
-    data = index_of(kernels, modules)
+    tree = {"root": "..", "rebuild": False, "files": {key: {"size": 1} for key in modules}}
+    data = index_of(kernels, modules) | ({"tree": tree} if modules else {})
     found = scan(canonical(data), "manifest.json")
     assert found is not None
+    assert found.get("tree") == data.get("tree")
     for table, expected in ((found["kernels"], kernels), (found["modules"], modules)):
         assert isinstance(table, Table)
         for key in [*expected, *others, *kernels, *modules]:
