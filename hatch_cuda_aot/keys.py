@@ -138,6 +138,16 @@ def _jobs(value: Any) -> int | None:
     return int(value)
 
 
+def _cache_url(value: Any) -> str | None:
+    if value == "":
+        return None
+    text = _string(value)
+    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]*://\S+", text) or "::" in text.partition("://")[0]:
+        message = f'is {value!r}: expected a URL such as "s3://bucket/prefix", "https://host/path" or "file:///folder"'
+        raise ValueError(message)
+    return text
+
+
 def _tables(value: Any) -> tuple[Mapping[str, Any], ...]:
     if not isinstance(value, (list, tuple)) or not all(isinstance(item, Mapping) for item in value):
         message = f"is {value!r}: expected tables, each headed [[{TABLE}.modules]]"
@@ -261,6 +271,16 @@ KEYS: tuple[Key, ...] = (
         "auto",
         "How many compilations run side by side. `auto` means one for each CPU that the build may use.",
         _jobs,
+        environment="string",
+    ),
+    Key(
+        "cache-url",
+        "URL",
+        "",
+        "Where compiled results are shared with other machines: `s3://bucket/prefix`, `https://host/path` (read only), "
+        "`file:///folder`, or any other protocol of fsspec. Empty means nowhere. See [share the "
+        "cache](../how-to/share-the-cache.md).",
+        _cache_url,
         environment="string",
     ),
     Key(

@@ -43,7 +43,7 @@ def build(folder: Path, *, verbose: bool, as_json: bool) -> None:
         for warning in config.warnings:
             click.echo(f"warning: {warning}", err=True)
         with Progress(verbose=verbose, silent=as_json) as progress:
-            built = project.build(config, progress)
+            built = project.build(config, progress, progress.warn)
         target = project.folder(config)
         write_folder(target, built.files)
     except BuildError as error:

@@ -47,6 +47,11 @@ class Progress:
             if log:
                 self._console.print(log, highlight=False, markup=False)
 
+    def warn(self, message: str) -> None:
+        """Show a warning, silent or not; the bar stays below it."""
+        console = Console(stderr=True) if self._silent else self._console
+        console.print(f"warning: {message}", highlight=False, markup=False, soft_wrap=True)
+
     def __enter__(self) -> Progress:
         self._bar.start()
         return self
