@@ -109,7 +109,7 @@ def is_refusal(error: BaseException) -> bool:
     """Tell whether an error means that the one who asks may not: rights are missing, not the server."""
     if isinstance(error, OSError) and error.errno in {errno.EACCES, errno.EPERM, errno.EROFS}:
         return True
-    status = getattr(error, "status", getattr(error, "code", None))  # aiohttp's, gcsfs's
+    status = error.status if hasattr(error, "status") else getattr(error, "code", None)  # aiohttp's, or gcsfs's
     return isinstance(error, (PermissionError, NotImplementedError)) or status in {401, 403, "401", "403"}
 
 
