@@ -63,7 +63,7 @@ class SharedLevel:
         self._opening = threading.Lock()
         self._storage: Storage | None = None
 
-    def read(self, name: str, accept: Callable[[bytes], _T | None]) -> Future[_T | None] | None:
+    def read(self, name: str, accept: Callable[[bytes], object | None]) -> Future[Any] | None:
         """Ask for an entry in the background; None once the level is given up.
 
         The future gives what `accept` makes of the content, on a thread; None if there is none, or if it is refused.
@@ -152,7 +152,7 @@ class SharedLevel:
         for future in unanswered:
             future.set_result(None)
 
-    def _read(self, name: str, accept: Callable[[bytes], _T | None]) -> _T | None:
+    def _read(self, name: str, accept: Callable[[bytes], object | None]) -> object | None:
         content = _persist(lambda: self._opened().read(name))
         if content is None:
             return None
