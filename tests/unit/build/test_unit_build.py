@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
@@ -228,16 +229,19 @@ class Shared:
 
 
 def test_shared_results(plan: Plan, compilers: Compilers, tmp_path: Path) -> None:
-    """What one machine built no other machine builds again, and it gives the same; its own cache then has it too."""
+    """What one machine built no other one builds or writes again, and it gives the same; its own cache then has it too."""
     shared = Shared(tmp_path)
     cold, reports = run(plan, shared.cache("a"))
     assert len(shared.entries()) == cold.tasks == len(reports.lines)
+    for path in shared.entries():
+        os.utime(path, (1, 1))
     compilers.done.clear()
     warm, reports = run(plan, shared.cache("b"))
     assert compilers.done == ["closed"]
     assert warm.modules == cold.modules
     assert warm.hits == warm.tasks == len(reports.lines)
     assert all(" cached" in line for line in reports.lines)
+    assert {path.stat().st_mtime for path in shared.entries()} == {1}
     assert run(plan, Cache(shared.own / "b"))[0].hits == cold.tasks
     assert shared.warnings == []
 
