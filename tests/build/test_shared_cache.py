@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import subprocess
 import sys
@@ -55,7 +54,7 @@ class Bucket:
 @pytest.fixture
 def bucket(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Bucket]:
     """An empty bucket on a server that this test starts."""
-    server = importlib.import_module("moto.server").ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server = pytest.importorskip("moto.server").ThreadedMotoServer("127.0.0.1", 0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
     environ = {
@@ -68,7 +67,7 @@ def bucket(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Bucket]:
     }
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
-    client = importlib.import_module("boto3").client("s3")
+    client = pytest.importorskip("boto3").client("s3")
     client.create_bucket(Bucket="results")
     yield Bucket(client, environ)
     urllib.request.urlopen(f"http://{host}:{port}/moto-api/reset", b"").close()  # what it holds outlives a server
