@@ -6,10 +6,12 @@ one value of TOML and knows nothing of where it stands.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 from hatch_cuda_aot.archs import Target, parse_spelling
 from hatch_cuda_aot.toolchain import known_cuda_values
@@ -142,10 +144,12 @@ def _cache_url(value: Any) -> str | None:
     if value == "":
         return None
     text = _string(value)
-    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]*://\S+", text) or "::" in text.partition("://")[0]:
-        message = f'is {value!r}: expected a URL such as "s3://bucket/prefix", "https://host/path" or "file:///folder"'
-        raise ValueError(message)
-    return text
+    well_formed = re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]*://\S+", text) is not None
+    with contextlib.suppress(ValueError):
+        if well_formed and urlsplit(text):
+            return text
+    message = f'is {value!r}: expected a URL such as "s3://bucket/prefix", "https://host/path" or "file:///folder"'
+    raise ValueError(message)
 
 
 def _tables(value: Any) -> tuple[Mapping[str, Any], ...]:

@@ -50,7 +50,8 @@ class SharedLevel:
         self._url = url
         self._tell = warn
         self._lock = threading.Lock()
-        self._changed = threading.Condition(self._lock)
+        self._idle = threading.Condition(self._lock)
+        self._ended = threading.Event()
         self._queue: queue.PriorityQueue[tuple[int, int, Callable[[], Any], Future[Any]]] = queue.PriorityQueue()
         self._order = itertools.count()
         self._threads = 0
@@ -77,9 +78,9 @@ class SharedLevel:
 
     def close(self, *, wait: bool) -> None:
         """End, with everything written if `wait`."""
-        with self._changed:
+        with self._idle:
             while wait and self._open:
-                self._changed.wait()
+                self._idle.wait()
         self._give_up(None)
 
     def _submit(self, priority: int, request: Callable[[], Any]) -> Future[Any] | None:
@@ -113,14 +114,15 @@ class SharedLevel:
             self._settle(future, answer, time.monotonic() - started)
 
     def _settle(self, future: Future[Any], answer: object, seconds: float) -> None:
-        with self._changed:
+        with self._idle:
             unanswered = future in self._open
             self._open.pop(future, None)
             self._requests += 1
             self._seconds += seconds
             average = self._seconds / self._requests
             slow = self._requests >= ENOUGH and average > TOO_SLOW
-            self._changed.notify_all()
+            if not self._open:
+                self._idle.notify_all()
         if unanswered:
             future.set_result(answer)
         if slow:
@@ -128,29 +130,29 @@ class SharedLevel:
 
     def _watch(self) -> None:
         """Give up when a request takes too long; its thread may never come back."""
-        while True:
-            with self._changed:
-                self._changed.wait(PATIENCE / 20)
-                if self._given_up:
-                    return
+        while not self._ended.wait(PATIENCE / 20):
+            with self._lock:
                 oldest = min((since for since in self._open.values() if since is not None), default=None)
             if oldest is not None and time.monotonic() - oldest > PATIENCE:
                 self._give_up(f"it did not answer within {PATIENCE:.0f} seconds")
 
     def _give_up(self, reason: str | None) -> None:
         """Answer every open request with None, and take no more; a reason is told."""
-        with self._changed:
+        with self._idle:
             if self._given_up:
                 return
             self._given_up = True
             unanswered, self._open = list(self._open), {}
-            self._changed.notify_all()
+            self._idle.notify_all()
             for number in range(self._threads):  # wakes those that wait
                 self._queue.put((_READ, -1 - number, lambda: None, Future()))
-        if reason is not None:
-            self._warn(f"is not used by this build: {reason}")
-        for future in unanswered:
-            future.set_result(None)
+        self._ended.set()
+        try:
+            if reason is not None:
+                self._warn(f"is not used by this build: {reason}")
+        finally:
+            for future in unanswered:
+                future.set_result(None)
 
     def _read(self, name: str, accept: Callable[[bytes], object | None]) -> object | None:
         content = _persist(lambda: self._opened().read(name))

@@ -433,6 +433,7 @@ STRINGS = 'is 5: expected a list of strings, as in ["5"]'
                 "s3://",
                 "s3://a b",
                 "simplecache::s3://bucket",
+                "http://[::1",
             )
         ),
         ("cache-url", 1, ": is 1: expected a string"),
