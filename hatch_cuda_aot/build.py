@@ -5,10 +5,12 @@ Knows nothing of hatchling and of where files go; a `Reporter` hears what happen
 
 from __future__ import annotations
 
+import contextlib
+import queue
 from collections.abc import Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
 from hatch_cuda_aot.archs import Target
 from hatch_cuda_aot.cache import Cache, key_of
@@ -89,20 +91,28 @@ def compile_plan(plan: Plan, jobs: int, reporter: Reporter, cache: Cache | None)
     """Run the jobs of `plan` in `jobs` worker processes and put the results together."""
     check_platform()
     tasks = len(plan.jobs) + len(plan.images)
-    with WorkerPool(max(1, min(jobs, tasks))) as pool:
+    with cache or contextlib.nullcontext(), WorkerPool(max(1, min(jobs, tasks))) as pool:
         with span("wait for workers"):
             toolchain = pool.submit(ProbeTask(Compiler(plan.line.version, plan.needs), plan.archs)).result()
         assert isinstance(toolchain, Toolchain)
         reporter.planned(plan, tasks)
         run = _Run(pool, toolchain, reporter, cache)
         fronts, images = run.all(plan.jobs)
-    if cache is not None:
-        with span("cache trim"):
-            cache.trim()
     with span("collect"):
         modules = collect(plan, fronts, images)
     sources = {path: content for job in plan.jobs for path, content in job.front.tree.files}
     return BuildResult(modules, toolchain, tasks, run.hits, sources)
+
+
+class _Step(NamedTuple):
+    """A task on its way to its result: first perhaps fetched from the shared cache, then run."""
+
+    number: int
+    job: Job
+    target: Target | None
+    task: FrontTask | ImageTask
+    key: str = ""
+    fetched: bool = False
 
 
 class _Run:
@@ -113,7 +123,8 @@ class _Run:
         self._toolchain = toolchain
         self._reporter = reporter
         self._cache = cache
-        self._waiting: dict[Future[Result], tuple[int, Job, Target | None, FrontTask | ImageTask]] = {}
+        self._waiting: dict[Future[Any], _Step] = {}
+        self._done: queue.SimpleQueue[Future[Any]] = queue.SimpleQueue()
         self._failures: dict[tuple[int, str], BuildError] = {}
         self._fronts: dict[int, FrontResult] = {}
         self._images: dict[tuple[int, Target], ImageResult] = {}
@@ -128,35 +139,47 @@ class _Run:
             self._start(number, job, None, job.front)
         while self._waiting:
             with span("wait for workers"):
-                finished, _ = wait(self._waiting, return_when=FIRST_COMPLETED)
-            for future in finished:
-                number, job, target, task = self._waiting.pop(future)
-                try:
-                    result = future.result()
-                except BuildError as error:
-                    self._failures[number, str(target or "")] = error
-                    continue
-                if self._cache is not None:
-                    assert not isinstance(result, Toolchain)
-                    with span("cache put", **_about(task)):
-                        self._cache.put(key_of(task, self._toolchain), result)
-                self._finish(number, job, target, task, result, cached=False)
+                future = self._done.get()
+            step = self._waiting.pop(future)
+            try:
+                result = future.result()
+            except BuildError as error:
+                self._failures[step.number, str(step.target or "")] = error
+                continue
+            if step.fetched and result is None:
+                self._run(step)
+                continue
+            if self._cache is not None and not step.fetched:
+                with span("cache put", **_about(step.task)):
+                    self._cache.put(step.key, result)
+            self._finish(*step[:4], result, cached=step.fetched)
         if self._failures:
             raise _first_of(self._failures)
         return self._fronts, self._images
 
     def _start(self, number: int, job: Job, target: Target | None, task: FrontTask | ImageTask) -> None:
-        result = None
+        step = _Step(number, job, target, task)
         if self._cache is not None:
             with span("cache get", **_about(task)):
-                result = self._cache.get(key_of(task, self._toolchain))
-        if result is not None:
-            self.hits += 1
-            self._finish(number, job, target, task, result, cached=True)
-            return
+                step = step._replace(key=key_of(task, self._toolchain))
+                result = self._cache.get(step.key)
+            if result is not None:
+                self._finish(number, job, target, task, result, cached=True)
+                return
+            fetching = self._cache.fetch(step.key)
+            if fetching is not None:
+                self._wait_for(fetching, step._replace(fetched=True))
+                return
+        self._run(step)
+
+    def _run(self, step: _Step) -> None:
         # Images come first: they are what front ends are made for, and free the memory of their PTX.
-        future = self._pool.submit(task, priority=0 if target is None else -1)
-        self._waiting[future] = (number, job, target, task)
+        priority = 0 if step.target is None else -1
+        self._wait_for(self._pool.submit(step.task, priority=priority), step._replace(fetched=False))
+
+    def _wait_for(self, future: Future[Any], step: _Step) -> None:
+        self._waiting[future] = step
+        future.add_done_callback(self._done.put)
 
     def _finish(
         self,
@@ -168,6 +191,7 @@ class _Run:
         *,
         cached: bool,
     ) -> None:
+        self.hits += cached
         if isinstance(result, FrontResult):
             self._fronts[number] = result
             for each in job.targets:

@@ -10,57 +10,104 @@ import contextlib
 import functools
 import hashlib
 import os
-import pickle
+import platform
+import sys
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
 from pathlib import Path
+from types import TracebackType
 
+from hatch_cuda_aot.codec import decode, encode
 from hatch_cuda_aot.compile.tasks import FrontResult, FrontTask, ImageResult, ImageTask
+from hatch_cuda_aot.shared import SharedLevel
+from hatch_cuda_aot.spans import span
 from hatch_cuda_aot.toolchain import Toolchain
 
-__all__ = ["Cache", "default_folder", "key_of", "open_cache"]
+__all__ = ["Cache", "default_folder", "is_off", "key_of", "open_cache"]
 
 #: Part of every key: a change of what is stored, or of how a task is run, must not meet old entries.
-SCHEMA = "1"
+SCHEMA = "2"
 
 #: Bytes that the folder may hold before the least recently used entries go.
 LIMIT = 2 * 1024**3
 
 
 class Cache:
-    """A folder of results; every entry holds the digest of its payload, and what fails it is no entry."""
+    """Results in a folder, and below it those that others share, if there is such a level.
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    Use it as a context manager: leaving it waits for what is still to be shared, but for no interrupted build, and keeps the
+    folder within its limit.
+    """
+
+    def __init__(self, folder: Path, shared: SharedLevel | None = None) -> None:
+        self._folder = str(folder)
+        self._shared = shared
+        self._grew = False
         self.hits = 0
 
     def get(self, key: str) -> FrontResult | ImageResult | None:
-        """Return the result stored under `key`, or None."""
+        """Return the result that the folder has under `key`, or None."""
         path = self._path(key)
         try:
-            content = path.read_bytes()
+            with open(path, "rb") as file:
+                entry = file.read()
         except OSError:
             return None
-        digest, payload = content[:32], content[32:]
-        if hashlib.sha256(payload).digest() != digest:
-            with contextlib.suppress(OSError):
-                path.unlink()
-            return None
+        result = decode(key, entry)
         with contextlib.suppress(OSError):
-            os.utime(path)  # eviction goes by last use
-        self.hits += 1
-        return pickle.loads(payload)  # type: ignore[no-any-return]  # noqa: S301 -- written by this user, for this user
+            if result is None:
+                os.unlink(path)
+            else:
+                os.utime(path)  # eviction goes by last use
+                self.hits += 1
+        return result
+
+    def fetch(self, key: str) -> Future[FrontResult | ImageResult | None] | None:
+        """Look into the shared level in the background; None if there is none to look into.
+
+        What it has under `key` is put into the folder as well.
+        """
+        if self._shared is None:
+            return None
+        return self._shared.read(_name(key), lambda entry: self._take(key, entry))
 
     def put(self, key: str, result: FrontResult | ImageResult) -> None:
-        """Store a result; a folder that cannot be written to only costs the next build time."""
-        payload = pickle.dumps(result)
+        """Store a result on both levels; what cannot be written only costs the next build time."""
+        entry = encode(key, result)
+        self._write(key, entry)
+        if self._shared is not None:
+            self._shared.write(_name(key), entry)
+
+    def __enter__(self) -> Cache:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._shared is not None:
+            with span("cache share"):
+                self._shared.close(wait=kind is None or issubclass(kind, Exception))
+        if self._grew:
+            with span("cache trim"):
+                self.trim()
+
+    def _take(self, key: str, entry: bytes) -> FrontResult | ImageResult | None:
+        result = decode(key, entry)
+        if result is not None:
+            self._write(key, entry)
+        return result
+
+    def _write(self, key: str, entry: bytes) -> None:
+        self._grew = True
         path = self._path(key)
+        folder = os.path.dirname(path)
         with contextlib.suppress(OSError):
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            descriptor, temporary = tempfile.mkstemp(dir=path.parent)
+            os.makedirs(folder, exist_ok=True, mode=0o700)
+            descriptor, temporary = tempfile.mkstemp(dir=folder)
             try:
                 with os.fdopen(descriptor, "wb") as file:
-                    file.write(hashlib.sha256(payload).digest() + payload)
+                    file.write(entry)
                 os.replace(temporary, path)
             except BaseException:
                 with contextlib.suppress(OSError):
@@ -70,7 +117,7 @@ class Cache:
     def trim(self, limit: int = LIMIT) -> None:
         """Remove the least recently used entries beyond `limit` bytes."""
         with contextlib.suppress(OSError):
-            entries = [(stat.st_mtime, stat.st_size, path) for path, stat in _entries(self._folder)]
+            entries = [(stat.st_mtime, stat.st_size, path) for path, stat in _entries(Path(self._folder))]
             total = sum(size for _, size, _ in entries)
             for _, size, path in sorted(entries):
                 if total <= limit:
@@ -78,8 +125,8 @@ class Cache:
                 path.unlink(missing_ok=True)
                 total -= size
 
-    def _path(self, key: str) -> Path:
-        return self._folder / key[:2] / key
+    def _path(self, key: str) -> str:
+        return os.path.join(self._folder, _name(key))
 
 
 def key_of(task: FrontTask | ImageTask, toolchain: Toolchain) -> str:
@@ -87,6 +134,10 @@ def key_of(task: FrontTask | ImageTask, toolchain: Toolchain) -> str:
     fields: list[tuple[str, object]] = [
         ("schema", SCHEMA),
         ("program", _program_digest()),
+        (
+            "platform",
+            (sys.platform, platform.machine()),
+        ),  # a `long` of the source is that of the compiler's own platform
         ("kind", type(task).__name__),
         ("line", toolchain.line),
         ("arch", str(task.arch)),
@@ -119,12 +170,26 @@ def _program_digest() -> str:
     return state.hexdigest()
 
 
-def open_cache(environ: Mapping[str, str] | None = None) -> Cache | None:
-    """Return the user's cache; None where ``HATCH_CUDA_AOT_CACHE=0`` turns it off."""
+def open_cache(
+    environ: Mapping[str, str] | None = None, url: str | None = None, warn: Callable[[str], None] | None = None
+) -> Cache | None:
+    """Return the user's cache; None where ``HATCH_CUDA_AOT_CACHE=0`` turns it off.
+
+    Args:
+        environ: default the process's environment.
+        url: where results are shared with others.
+        warn: hears of trouble with them, from any thread.
+
+    """
     environ = os.environ if environ is None else environ
-    if environ.get("HATCH_CUDA_AOT_CACHE", "").strip().lower() in ("0", "false", "no", "off"):
+    if is_off(environ):
         return None
-    return Cache(default_folder(environ))
+    return Cache(default_folder(environ), None if url is None else SharedLevel(url, warn or (lambda _: None)))
+
+
+def is_off(environ: Mapping[str, str]) -> bool:
+    """Tell whether ``HATCH_CUDA_AOT_CACHE`` turns the cache off, shared or not."""
+    return environ.get("HATCH_CUDA_AOT_CACHE", "").strip().lower() in ("0", "false", "no", "off")
 
 
 def default_folder(environ: Mapping[str, str]) -> Path:
@@ -134,6 +199,11 @@ def default_folder(environ: Mapping[str, str]) -> Path:
     import platformdirs
 
     return Path(platformdirs.user_cache_dir("hatch-cuda-aot", appauthor=False)) / "build"
+
+
+def _name(key: str) -> str:
+    """Return an entry's name, the same on both levels: any such folder can be served to others."""
+    return f"{key[:2]}/{key}"
 
 
 def _entries(folder: Path) -> Iterable[tuple[Path, os.stat_result]]:

@@ -85,6 +85,7 @@ class Config:
         modules: sorted by name.
         warnings: what is odd but no error.
         editable_rebuild: an editable install builds again when a source changed.
+        cache_url: where results are shared with other machines, if anywhere.
 
     """
 
@@ -96,6 +97,7 @@ class Config:
     modules: tuple[ModuleConfig, ...]
     warnings: tuple[str, ...] = ()
     editable_rebuild: bool = False
+    cache_url: str | None = None
 
 
 def load_config(
@@ -129,7 +131,15 @@ def load_config(
     if problems:
         raise ConfigError(problems)
     return Config(
-        root, package, package_dir, values["cuda"], values["jobs"], modules, tuple(warnings), values["editable-rebuild"]
+        root,
+        package,
+        package_dir,
+        values["cuda"],
+        values["jobs"],
+        modules,
+        tuple(warnings),
+        editable_rebuild=values["editable-rebuild"],
+        cache_url=values["cache-url"],
     )
 
 

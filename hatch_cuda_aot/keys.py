@@ -6,10 +6,12 @@ one value of TOML and knows nothing of where it stands.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 from hatch_cuda_aot.archs import Target, parse_spelling
 from hatch_cuda_aot.toolchain import known_cuda_values
@@ -136,6 +138,18 @@ def _jobs(value: Any) -> int | None:
         message = f'is {value!r}: expected "auto" or a number from 1'
         raise ValueError(message)
     return int(value)
+
+
+def _cache_url(value: Any) -> str | None:
+    if value == "":
+        return None
+    text = _string(value)
+    well_formed = re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]*://\S+", text) is not None
+    with contextlib.suppress(ValueError):
+        if well_formed and urlsplit(text):
+            return text
+    message = f'is {value!r}: expected a URL such as "s3://bucket/prefix", "https://host/path" or "file:///folder"'
+    raise ValueError(message)
 
 
 def _tables(value: Any) -> tuple[Mapping[str, Any], ...]:
@@ -269,6 +283,16 @@ KEYS: tuple[Key, ...] = (
         "auto",
         "How many compilations run side by side. `auto` means one for each CPU that the build may use.",
         _jobs,
+        environment="string",
+    ),
+    Key(
+        "cache-url",
+        "URL",
+        "",
+        "Where compiled results are shared with other machines: `s3://bucket/prefix`, `https://host/path` (read only), "
+        "`file:///folder`, or any other protocol of fsspec. Empty means nowhere. See [share the "
+        "cache](../how-to/share-the-cache.md).",
+        _cache_url,
         environment="string",
     ),
     Key(

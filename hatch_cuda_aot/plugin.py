@@ -28,11 +28,11 @@ class CudaAotBuildHook(BuildHookInterface[Any]):
     PLUGIN_NAME = "cuda-aot"
 
     def dependencies(self) -> list[str]:
-        """Return the packages that hold the compiler; the build frontend installs them before the build."""
+        """Return the packages that the build needs; the build frontend installs them before it."""
         if self.target_name != "wheel":
             return []
         try:
-            return self._project().compiler_requirements()
+            return self._project().requirements()
         except BuildError as error:
             self._abort(error)
 
@@ -44,7 +44,7 @@ class CudaAotBuildHook(BuildHookInterface[Any]):
             project = self._project()
             config = project.config()
             for warning in config.warnings:
-                self.app.display_warning(f"cuda-aot: {warning}")
+                self._warn(warning)
             if self.target_name == "sdist":
                 build_data["force_include"].update({str(project.root / path): path for path in project.sources(config)})
             else:
@@ -61,16 +61,16 @@ class CudaAotBuildHook(BuildHookInterface[Any]):
             try:
                 remove_folder(project.folder(project.config()))
             except BuildError as error:
-                self.app.display_warning(f"cuda-aot: nothing cleaned, as the configuration is wrong: {error}")
+                self._warn(f"nothing cleaned, as the configuration is wrong: {error}")
 
     def _build(self, project: Project, config: Config, version: str, build_data: dict[str, Any]) -> None:
         from hatch_cuda_aot.stage import write_folder
 
         reporter = _Reporter(self.app)
-        built = project.build(config, reporter, in_tree=version == "editable")
+        built = project.build(config, reporter, self._warn, in_tree=version == "editable")
         self.app.display_success(f"cuda-aot: {reporter.summary(built)}")
         for warning in project.sdist_warnings(config):
-            self.app.display_warning(f"cuda-aot: {warning}")
+            self._warn(warning)
         build_data["tag"] = "py3-none-any"
         if version == "editable":
             write_folder(project.folder(config), built.files)
@@ -91,6 +91,9 @@ class CudaAotBuildHook(BuildHookInterface[Any]):
 
         # A builder of our own: asking this one would fill caches of hatchling's before their time.
         return Project(WheelBuilder(self.root))
+
+    def _warn(self, message: str) -> None:
+        self.app.display_warning(f"cuda-aot: {message}")
 
     def _abort(self, error: BuildError) -> NoReturn:
         self.app.abort(f"cuda-aot: {error}")

@@ -6,7 +6,7 @@ The hook and the command line share this; it decides nothing about compilation a
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from packaging.utils import canonicalize_name
 
 from hatch_cuda_aot._version import __version__
 from hatch_cuda_aot.build import BuildResult, Reporter, build_project
-from hatch_cuda_aot.cache import open_cache
+from hatch_cuda_aot.cache import is_off, open_cache
 from hatch_cuda_aot.config import HOOK_TABLE, Config, load_config
 from hatch_cuda_aot.errors import ConfigError, Problem
 from hatch_cuda_aot.manifest import manifest_files, tree_table
@@ -25,6 +25,7 @@ from hatch_cuda_aot.native import visible_ccs
 from hatch_cuda_aot.plan import Module, needs_of, select_line
 from hatch_cuda_aot.sources import read_tree
 from hatch_cuda_aot.stage import FOLDER, runtime_files
+from hatch_cuda_aot.storage import packages_for
 from hatch_cuda_aot.toolchain import check_platform, requirements
 
 __all__ = ["Built", "Project"]
@@ -88,19 +89,21 @@ class Project:
         hook = self._builder.config.hook_config.get(HOOK, {})
         return load_config(self.root, raw, hook, self._packages())
 
-    def compiler_requirements(self) -> list[str]:
-        """Return the packages that hold the compiler which this project needs."""
+    def requirements(self) -> list[str]:
+        """Return the packages that a build of this project needs: those of the compiler, and of the shared cache."""
         check_platform()
         config = self.config()
         line = select_line(config.cuda, config.modules, visible_ccs)
-        return requirements(line, needs_of(_modules(config)))
+        shared = [] if config.cache_url is None or is_off(os.environ) else packages_for(config.cache_url)
+        return [*requirements(line, needs_of(_modules(config))), *shared]
 
-    def build(self, config: Config, reporter: Reporter, *, in_tree: bool = False) -> Built:
+    def build(self, config: Config, reporter: Reporter, warn: Callable[[str], None], *, in_tree: bool = False) -> Built:
         """Compile everything and return the files of ``_cuda_aot/``.
 
         Args:
             config: what to build.
             reporter: hears what happens.
+            warn: hears of trouble that stops no build.
             in_tree: the files are for the source tree, where the loader is to notice when a source changes.
 
         Raises:
@@ -108,7 +111,7 @@ class Project:
 
         """
         self._check_runtime_requirements()
-        result = build_project(config, reporter, open_cache())
+        result = build_project(config, reporter, open_cache(url=config.cache_url, warn=warn))
         tree = None
         if in_tree:
             root = os.path.relpath(self.root, self.folder(config)).replace(os.sep, "/")

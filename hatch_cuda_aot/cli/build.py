@@ -49,7 +49,7 @@ def build_in_tree(
         for warning in config.warnings:
             click.echo(f"warning: {warning}", err=True)
         with Progress(verbose=verbose, silent=as_json, spans=spans) as progress:
-            built = project.build(config, progress, in_tree=True)
+            built = project.build(config, progress, progress.warn, in_tree=True)
         target = project.folder(config)
         with span("write files"):
             write_folder(target, built.files)

@@ -30,6 +30,7 @@ class Progress:
     ) -> None:
         self.warnings = 0
         self._verbose = verbose and not silent
+        self._silent = silent
         self._spans = spans
         self._read = 0
         self._times: dict[str, list[int]] = {}
@@ -76,6 +77,11 @@ class Progress:
             self._console.print(f"{step} {module} for {arch}{' (cached)' if cached else ''}", highlight=False)
             if log:
                 self._console.print(log, highlight=False, markup=False)
+
+    def warn(self, message: str) -> None:
+        """Show a warning, silent or not; the bar stays below it."""
+        console = Console(stderr=True) if self._silent else self._console
+        console.print(f"warning: {message}", highlight=False, markup=False, soft_wrap=True)
 
     def _mean_times(self) -> dict[str, float]:
         """Return how long a step took on average, of the steps that were noted so far."""

@@ -52,7 +52,7 @@ def test_wheels_that_a_header_needs(tmp_path: Path, header: str) -> None:
     (tmp_path / "pkg").mkdir()
     (tmp_path / "pkg" / "a.cu").write_text('#include "own.cuh"\n')
     (tmp_path / "pkg" / "own.cuh").write_text(f"#include <{header}>\n")
-    found = Project(WheelBuilder(str(tmp_path))).compiler_requirements()
+    found = Project(WheelBuilder(str(tmp_path))).requirements()
     assert ("nvidia-curand-cu12==10.3.10.*" in found) == header.startswith("curand")
     assert "nvidia-cuda-nvrtc-cu12==12.9.*" in found
     assert not any("nvjitlink" in requirement for requirement in found)

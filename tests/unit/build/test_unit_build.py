@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
@@ -28,6 +29,7 @@ from hatch_cuda_aot.compile.tasks import (
 from hatch_cuda_aot.config import load_config
 from hatch_cuda_aot.errors import BuildError, CompileError, ResultError
 from hatch_cuda_aot.plan import Plan
+from hatch_cuda_aot.shared import SharedLevel
 from hatch_cuda_aot.toolchain import Toolchain
 
 TOOLCHAIN = Toolchain("12.9", "12.9.86", "12.9.86", "/venv/ptxas", "3000003", (), (75, 80, 90))
@@ -208,6 +210,87 @@ def test_cached_results(plan: Plan, compilers: Compilers, tmp_path: Path) -> Non
     compilers.done.clear()
     run(changed, Cache(tmp_path / "cache"))
     assert "a compute_80" in compilers.done
+
+
+class Shared:
+    """Machines with a cache of their own each, which share one more in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        pytest.importorskip("fsspec")
+        self.folder = folder / "shared"
+        self.own = folder / "own"
+        self.warnings: list[str] = []
+
+    def cache(self, machine: str) -> Cache:
+        return Cache(self.own / machine, SharedLevel(self.folder.as_uri(), self.warnings.append))
+
+    def entries(self) -> list[Path]:
+        return sorted(path for path in self.folder.rglob("*") if path.is_file())
+
+
+def test_shared_results(plan: Plan, compilers: Compilers, tmp_path: Path) -> None:
+    """What one machine built no other one builds or writes again, and it gives the same; its own cache then has it too."""
+    shared = Shared(tmp_path)
+    cold, reports = run(plan, shared.cache("a"))
+    assert len(shared.entries()) == cold.tasks == len(reports.lines)
+    for path in shared.entries():
+        os.utime(path, (1, 1))
+    compilers.done.clear()
+    warm, reports = run(plan, shared.cache("b"))
+    assert compilers.done == ["closed"]
+    assert warm.modules == cold.modules
+    assert warm.hits == warm.tasks == len(reports.lines)
+    assert all(" cached" in line for line in reports.lines)
+    assert {path.stat().st_mtime for path in shared.entries()} == {1}
+    assert run(plan, Cache(shared.own / "b"))[0].hits == cold.tasks
+    assert shared.warnings == []
+
+
+@pytest.mark.parametrize("damage", ["damaged", "swapped", "gone"])
+def test_part_of_the_shared_results(plan: Plan, compilers: Compilers, tmp_path: Path, damage: str) -> None:
+    """What is missing or wrong in the shared cache is done, and mended there; the rest is taken."""
+    shared = Shared(tmp_path)
+    cold, _ = run(plan, shared.cache("a"))
+    entries = shared.entries()
+    for path, other in zip(entries[::2], entries[1::2], strict=True):
+        if damage == "damaged":
+            path.write_bytes(path.read_bytes()[:-1])
+        elif damage == "swapped":
+            path.write_bytes(other.read_bytes())
+        else:
+            path.unlink()
+    compilers.done.clear()
+    second, _ = run(plan, shared.cache("b"))
+    assert second.modules == cold.modules
+    assert (second.hits, len(compilers.done) - 1) == (cold.tasks - len(entries[::2]), len(entries[::2]))
+    assert len(shared.warnings) == (damage != "gone")
+    assert run(plan, shared.cache("c"))[0].hits == cold.tasks
+
+
+def test_shared_cache_that_cannot_be_reached(plan: Plan, compilers: Compilers, tmp_path: Path) -> None:
+    """An unreachable shared cache is one warning, and the build does everything itself."""
+    shared = Shared(tmp_path)
+    warnings: list[str] = []
+    expected = run(plan)[0].modules
+    compilers.done.clear()
+    result, _ = run(plan, Cache(tmp_path / "own", SharedLevel("nonsense://x", warnings.append)))
+    assert result.modules == expected
+    assert (result.hits, len(compilers.done) - 1) == (0, result.tasks)
+    assert len(warnings) == 1
+    assert run(plan, Cache(tmp_path / "own"))[0].hits == result.tasks
+    assert shared.entries() == []
+
+
+def test_a_failed_build_shares_too(plan: Plan, compilers: Compilers, tmp_path: Path) -> None:
+    """What a failed build could do is shared like any other result."""
+    shared = Shared(tmp_path)
+    compilers.front = failing("a compute_90")
+    with pytest.raises(CompileError):
+        run(plan, shared.cache("a"))
+    compilers.front = front
+    compilers.done.clear()
+    run(plan, shared.cache("b"))
+    assert compilers.done == ["a compute_90", "a sm_90", "closed"]
 
 
 def failing(*modules_and_archs: str) -> Callable[[FrontTask], FrontResult]:

@@ -116,6 +116,19 @@ def test_what_of_the_compiler_counts(toolchain: Toolchain, front: bool, assemble
     assert (key_of(ASSEMBLE, toolchain) != key_of(ASSEMBLE, TOOLCHAIN)) is assemble
 
 
+@pytest.mark.parametrize(
+    ("function", "value"),
+    [("sys.platform", "win32"), ("platform.machine", lambda: "aarch64")],
+    ids=["system", "processor"],
+)
+def test_platform_is_in_the_key(monkeypatch: pytest.MonkeyPatch, function: str, value: object) -> None:
+    """The platform counts, as one cache may serve several: a `long` of a kernel has another size on Windows."""
+    before = key_of(FRONT, TOOLCHAIN), key_of(ASSEMBLE, TOOLCHAIN)
+    monkeypatch.setattr(function, value)
+    after = key_of(FRONT, TOOLCHAIN), key_of(ASSEMBLE, TOOLCHAIN)
+    assert not set(before) & set(after)
+
+
 def test_schema_is_in_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     """A change of how tasks are run leaves old entries behind."""
     before = key_of(FRONT, TOOLCHAIN), key_of(ASSEMBLE, TOOLCHAIN)
@@ -164,10 +177,13 @@ def entry(folder: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("damage", ["truncated", "empty", "flipped", "replaced"])
+@pytest.mark.parametrize("damage", ["truncated", "empty", "flipped", "replaced", "swapped"])
 def test_damaged_entry(tmp_path: Path, damage: str) -> None:
-    """An entry that was damaged is dropped, never unpickled, and can be written anew."""
+    """An entry that was damaged, or is another key's, is dropped, and can be written anew."""
     cache = Cache(tmp_path)
+    cache.put("ab13", FRONT_RESULT)
+    other = entry(tmp_path).read_bytes()
+    entry(tmp_path).unlink()
     cache.put("ab12", FRONT_RESULT)
     path = entry(tmp_path)
     content = path.read_bytes()
@@ -177,6 +193,7 @@ def test_damaged_entry(tmp_path: Path, damage: str) -> None:
             "empty": b"",
             "flipped": content[:-1] + bytes([content[-1] ^ 1]),
             "replaced": bytes(32) + content[32:],
+            "swapped": other,
         }[damage]
     )
     assert cache.get("ab12") is None
@@ -235,6 +252,17 @@ def test_trim(tmp_path: Path) -> None:
     assert [key for key in keys if (tmp_path / key[:2] / key).exists()] == ["aa1", "dd4"]
     cache.trim(0)
     assert [key for key in keys if (tmp_path / key[:2] / key).exists()] == []
+
+
+def test_the_end_of_a_build_trims(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A build that wrote something keeps the folder within its limit; one that only read need not look through it."""
+    trimmed: list[Cache] = []
+    monkeypatch.setattr(Cache, "trim", lambda cache: trimmed.append(cache))  # noqa: PLW0108 -- a method, as it must be bound
+    with Cache(tmp_path) as writer:
+        writer.put("aa1", FRONT_RESULT)
+    with Cache(tmp_path) as reader:
+        assert reader.get("aa1") == FRONT_RESULT
+    assert trimmed == [writer]
 
 
 def test_trim_leaves_other_files_alone(tmp_path: Path) -> None:

@@ -194,6 +194,18 @@ def test_the_process_environment_is_the_default(root: Path, monkeypatch: pytest.
     assert load_config(root, with_sources(), {}, SHIPPED).jobs == 5
 
 
+def test_cache_url(root: Path) -> None:
+    """The shared cache stands in a table or in the environment, where an empty value means none: a fork has no secrets."""
+    url = "s3://bucket/prefix"
+    assert load(root).cache_url is None
+    assert load(root, with_sources(cache_url=url)).cache_url == url
+    assert load(root, with_sources(cache_url="")).cache_url is None
+    assert load(root, environ={"HATCH_CUDA_AOT_CACHE_URL": f" {url}\n"}).cache_url == url
+    table = with_sources(cache_url="https://host/path")
+    assert load(root, table, environ={"HATCH_CUDA_AOT_CACHE_URL": url}).cache_url == url
+    assert load(root, table, environ={"HATCH_CUDA_AOT_CACHE_URL": ""}).cache_url is None
+
+
 def test_environment_replaces_no_module_value(root: Path) -> None:
     """ARCHS in the environment replaces the top-level list, not a module's own."""
     table = with_sources(modules=[{"sources": ["src/pkg/kernels/a.cu"], "archs": ["sm_90a"]}])
@@ -329,7 +341,7 @@ def test_unknown_keys(root: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("name", ["headers", "cache-url", "overrides", "policy", "limits"])
+@pytest.mark.parametrize("name", ["headers", "overrides", "policy", "limits"])
 def test_keys_of_later_issues(root: Path, name: str) -> None:
     """A key that is planned and does not work yet is an error, not a wish."""
     (problem,) = problems(root, with_sources(**{name: True}))
@@ -407,6 +419,25 @@ STRINGS = 'is 5: expected a list of strings, as in ["5"]'
         ("jobs", True, ': is True: expected "auto" or a number from 1'),
         ("jobs", "many", ": is 'many': expected \"auto\" or a number from 1"),
         ("jobs", 1.5, ': is 1.5: expected "auto" or a number from 1'),
+        *(
+            (
+                "cache-url",
+                value,
+                f': is {value!r}: expected a URL such as "s3://bucket/prefix", "https://host/path" or "file:///folder"',
+            )
+            for value in (
+                "/folder",
+                "C:\\folder",
+                "s3:bucket",
+                "://bucket",
+                "s3://",
+                "s3://a b",
+                "simplecache::s3://bucket",
+                "http://[::1",
+            )
+        ),
+        ("cache-url", 1, ": is 1: expected a string"),
+        ("cache-url", " ", ": is ' ': expected a string"),
         ("modules", {"name": "x"}, ": is {'name': 'x'}: expected tables, each headed [[tool.cuda-aot.modules]]"),
         ("modules", ["x"], ": is ['x']: expected tables, each headed [[tool.cuda-aot.modules]]"),
     ],
@@ -669,6 +700,7 @@ def test_environment_keys() -> None:
     """Only those keys are read from the environment that DESIGN.md names."""
     assert {key.name for key in KEYS if key.environment} == {
         "archs",
+        "cache-url",
         "cuda",
         "jobs",
         "options",
