@@ -84,6 +84,7 @@ class Config:
         jobs: number of worker processes; None for one a CPU.
         modules: sorted by name.
         warnings: what is odd but no error.
+        executor: where compilations run: ``"local"`` or ``"dask"``.
 
     """
 
@@ -94,6 +95,7 @@ class Config:
     jobs: int | None
     modules: tuple[ModuleConfig, ...]
     warnings: tuple[str, ...] = ()
+    executor: str = "local"
 
 
 def load_config(
@@ -126,7 +128,9 @@ def load_config(
     modules = _find_modules(root, values, problems)
     if problems:
         raise ConfigError(problems)
-    return Config(root, package, package_dir, values["cuda"], values["jobs"], modules, tuple(warnings))
+    return Config(
+        root, package, package_dir, values["cuda"], values["jobs"], modules, tuple(warnings), values["executor"]
+    )
 
 
 def load_settings(table: Mapping[str, Any], place: str) -> Settings:

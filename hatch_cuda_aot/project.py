@@ -83,9 +83,13 @@ class Project:
         return load_config(self.root, raw, hook, self._packages())
 
     def compiler_requirements(self) -> list[str]:
-        """Return the packages that hold the compiler which this project needs."""
-        check_platform()
+        """Return the packages that hold the compiler which this project needs, or those that lead to a cluster's."""
         config = self.config()
+        if config.executor == "dask":
+            from hatch_cuda_aot.compile.dask_pool import REQUIREMENTS
+
+            return list(REQUIREMENTS)
+        check_platform()
         line = select_line(config.cuda, config.modules, visible_ccs)
         return requirements(line, needs_of(_modules(config)))
 
