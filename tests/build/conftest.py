@@ -71,7 +71,16 @@ def wheelhouse(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def make_compiler(config: pytest.Config, line: str) -> Compiler:
     wanted = requirements(line_named(line), Needs(linker=True, curand=True))
-    own = ["click", "hatchling", "itanium-demangler", "packaging", "platformdirs", "pyelftools", "rich"]
+    own = [
+        "click",
+        "distributed>=2025.1",
+        "hatchling",
+        "itanium-demangler",
+        "packaging",
+        "platformdirs",
+        "pyelftools",
+        "rich",
+    ]
     text = "\n".join([*wanted, *own])
     assert config.cache is not None
     tag = f"{line}-{sys.implementation.cache_tag}"
