@@ -46,11 +46,11 @@ def program() -> str:
 
 
 def differences(found: Software, expected: Software) -> list[str]:
-    """Say which parts differ, in a phrase each."""
+    """Say which of the parts that are known of both differ, in a phrase each."""
     return [
-        f"{name} {found.get(name, 'missing')} instead of {expected[name]}"
-        for name in expected
-        if found.get(name) != expected[name]
+        f"{name} {found[name]} instead of {version}"
+        for name, version in expected.items()
+        if name in found and found[name] != version
     ]
 
 
