@@ -106,8 +106,11 @@ class DaskPool:
         if sum(len(content) for _, content in tree.files) <= TREE_LIMIT:
             return None
         if tree.digest not in self._trees:
+            import dask.config
+
             key = f"cuda_aot_tree-{uuid.uuid4().hex}"
-            self._trees[tree.digest] = self._client.submit(bytes, pickle.dumps(tree), key=key, priority=_FIRST)
+            with dask.config.set({"distributed.admin.large-graph-warning-threshold": "1TiB"}):
+                self._trees[tree.digest] = self._client.submit(bytes, pickle.dumps(tree), key=key, priority=_FIRST)
         return self._trees[tree.digest]
 
     def _deliver(self, task: Task, outer: Future[Result], inner: Future[Any]) -> None:

@@ -87,7 +87,12 @@ def test_the_same_files(dask_compiler: Compiler, tmp_path: Path, monkeypatch: py
 
 @pytest.mark.usefixtures("cluster")
 def test_a_worker_killed_in_the_middle(dask_compiler: Compiler, slow_project: Path) -> None:
-    """What it had is compiled elsewhere; the result is the same, and its compilers end with it."""
+    """What it had is compiled elsewhere; the result is the same, and its compilers end with it.
+
+    The sources are sent apart from the tasks, so that some go down with the worker.
+    """
+    for source in slow_project.glob("*.cu"):
+        source.write_text("// a comment of some length\n" * 20_000 + source.read_text())
     here = dask_compiler.call(remote.build, slow_project, SLOW_TABLE, "local")
     there, killed, left = dask_compiler.call(remote.build_and_kill, slow_project, SLOW_TABLE, 1)
     assert killed == 1
@@ -104,19 +109,6 @@ def test_a_task_that_loses_every_worker(dask_compiler: Compiler, slow_project: P
         "2 Dask workers died one after the other while they had module 'slow0' for compute_"
     )
     assert (caught.value.module, caught.value.stage) == ("slow0", "NVRTC")
-
-
-@pytest.mark.usefixtures("cluster")
-def test_a_large_tree(dask_compiler: Compiler, tmp_path: Path) -> None:
-    """Sources that are sent apart from the tasks arrive whole."""
-    (tmp_path / "pkg").mkdir()
-    (tmp_path / "large.cuh").write_text("// a comment of some length\n" * 20_000 + "#define ANSWER 42\n")
-    (tmp_path / "k.cu").write_text(
-        '#include "large.cuh"\nextern "C" __global__ void k(int* x) { *x = ANSWER + __CUDA_ARCH__; }'
-    )
-    table = {"sources": ["k.cu"], "archs": ["sm_80", "sm_90", "compute_75"], "cuda": LINE}
-    there = dask_compiler.call(remote.build, tmp_path, table, "dask")
-    assert there == dask_compiler.call(remote.build, tmp_path, table, "local")
 
 
 @pytest.mark.usefixtures("cluster")
