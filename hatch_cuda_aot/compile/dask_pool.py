@@ -6,11 +6,12 @@ Knows of the cluster only what Dask's own configuration says.  The other end is 
 from __future__ import annotations
 
 import contextlib
+import logging
 import pickle
 import threading
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import CancelledError, Future, InvalidStateError, wait
 from dataclasses import replace
 from functools import partial
@@ -68,10 +69,11 @@ class DaskPool:
         """Cancel whatever is not done, and leave the cluster."""
         self._closed.set()
         self._watcher.join()
-        with contextlib.suppress(Exception):  # the scheduler may be gone
-            self._executor.shutdown(wait=False)
-        with contextlib.suppress(Exception):
-            self._client.close()
+        with _silence():  # the scheduler may be gone
+            with contextlib.suppress(Exception):
+                self._executor.shutdown(wait=False)
+            with contextlib.suppress(Exception):
+                self._client.close()
 
     def __enter__(self) -> DaskPool:
         return self
@@ -126,8 +128,7 @@ class DaskPool:
         try:
             payload = inner.result()
         except CancelledError:
-            message = f"the connection to the Dask scheduler at {self._address} was lost"
-            raise ClusterError(message, scheduler=self._address) from None
+            raise self._lost() from None
         except Exception as error:
             raise self._explain(task, error) from error
         if isinstance(payload, tuple):
@@ -161,9 +162,14 @@ class DaskPool:
 
     def _check_workers(self, compiler: Compiler, probed: Future[Result]) -> None:
         """Hold all workers against each other, and remember what they have."""
+        try:
+            answers = self._client.run(survey, compiler, on_error="return")
+        except Exception as error:
+            probed.result()  # it says what is wrong, as a rule
+            raise self._lost() from error
         reports = {
             worker: found if isinstance(found, Report) else Report(_host(worker), None, _describe(found))
-            for worker, found in self._client.run(survey, compiler, on_error="return").items()
+            for worker, found in answers.items()
             if not isinstance(found, OSError)  # it is gone; Dask has noticed too
         }
         complete = [report.software for report in reports.values() if report.software is not None]
@@ -213,6 +219,10 @@ class DaskPool:
             self._waiting.discard(future)
             with contextlib.suppress(InvalidStateError):
                 future.set_exception(error)
+
+    def _lost(self) -> ClusterError:
+        message = f"the connection to the Dask scheduler at {self._address} was lost"
+        return ClusterError(message, scheduler=self._address)
 
     def _no_workers(self) -> ClusterError:
         message = (
@@ -276,6 +286,18 @@ _NO_ADDRESS = """\
   - the environment variable DASK_SCHEDULER_ADDRESS, for instance to tcp://build-server:8786
   - `scheduler-address: tcp://build-server:8786` in a YAML file in ~/.config/dask
 or build on this machine: HATCH_CUDA_AOT_EXECUTOR=local"""
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+    """Keep Dask from logging with a traceback what our own errors say."""
+    logger = logging.getLogger("distributed.client")
+    before = logger.disabled
+    logger.disabled = True
+    try:
+        yield
+    finally:
+        logger.disabled = before
 
 
 def _patience() -> float:

@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -73,15 +74,13 @@ class Killer(Silence):
             self.orphans += pids
 
 
-def build_while_workers_die(root: Path, table: dict[str, Any]) -> None:
-    """Build, and kill every worker that gets something to compile."""
-    import threading
-
+def build_while_something_dies(root: Path, table: dict[str, Any], *, compilers: bool) -> None:
+    """Build, and kill every worker that gets something to compile, or only its compilers."""
     over = threading.Event()
 
     def kill() -> None:
         while not over.wait(0.2):
-            _kill_one(compiling=True)
+            _kill_one(compiling=True, compilers=compilers)
 
     thread = threading.Thread(target=kill)
 
@@ -93,6 +92,21 @@ def build_while_workers_die(root: Path, table: dict[str, Any]) -> None:
         compile_plan(make_plan(root, table, "pkg"), 2, Start(), None, executor="dask")
     finally:
         over.set()
+        thread.join()
+
+
+def build_while_the_scheduler_ends(root: Path, table: dict[str, Any]) -> None:
+    """Build, and end the scheduler once it has something to do."""
+
+    def end(client: Any) -> None:
+        _until(lambda: client.run_on_scheduler(_count_tasks) > 0)
+        client.shutdown()
+
+    thread = threading.Thread(target=_ask, args=(end,))
+    thread.start()
+    try:
+        build(root, table, "dask")
+    finally:
         thread.join()
 
 
@@ -140,15 +154,16 @@ def _count_tasks(dask_scheduler: Any) -> int:
     return len(dask_scheduler.tasks)
 
 
-def _kill_one(*, compiling: bool = False) -> list[int]:
-    """Kill a worker of the cluster that has work, if any; return its children."""
+def _kill_one(*, compiling: bool = False, compilers: bool = False) -> list[int]:
+    """Kill a worker of the cluster that has work, if any, or only its compilers; return these."""
 
     def kill(client: Any) -> list[int]:
         pids = client.run(os.getpid)
         for worker, keys in client.processing().items():
             if worker in pids and (not compiling or any("FrontTask" in str(key) for key in keys)):
                 children = _children(pids[worker])
-                os.kill(pids[worker], signal.SIGKILL)
+                for pid in children if compilers else [pids[worker]]:
+                    os.kill(pid, signal.SIGKILL)
                 return children
         return []
 

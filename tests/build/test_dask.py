@@ -104,11 +104,25 @@ def test_a_worker_killed_in_the_middle(dask_compiler: Compiler, slow_project: Pa
 def test_a_task_that_loses_every_worker(dask_compiler: Compiler, slow_project: Path) -> None:
     """Dask gives it up after some; the error names the task and is no hang."""
     with pytest.raises(WorkerCrashError) as caught:
-        dask_compiler.call(remote.build_while_workers_die, slow_project, {**SLOW_TABLE, "sources": ["slow0.cu"]})
+        dask_compiler.call(
+            remote.build_while_something_dies, slow_project, {**SLOW_TABLE, "sources": ["slow0.cu"]}, compilers=False
+        )
     assert str(caught.value).startswith(
         "2 Dask workers died one after the other while they had module 'slow0' for compute_"
     )
     assert (caught.value.module, caught.value.stage) == ("slow0", "NVRTC")
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_compiler_that_dies(dask_compiler: Compiler, slow_project: Path) -> None:
+    """A crash of the compiler leaves the Dask worker alone, and is the error that it is without a cluster."""
+    with pytest.raises(WorkerCrashError) as caught:
+        dask_compiler.call(
+            remote.build_while_something_dies, slow_project, {**SLOW_TABLE, "sources": ["slow0.cu"]}, compilers=True
+        )
+    error = caught.value
+    assert (error.module, error.arch, error.stage, error.log) == ("slow0", "compute_80", "NVRTC", "SIGKILL")
+    assert str(error).startswith("NVRTC crashed on module 'slow0' (slow0.cu) for compute_80, with SIGKILL. ")
 
 
 @pytest.mark.usefixtures("cluster")
@@ -211,26 +225,38 @@ def test_no_scheduler(dask_compiler: Compiler, slow_project: Path, monkeypatch: 
         dask_compiler.call(remote.build, slow_project, SLOW_TABLE, "dask")
 
 
-def test_no_workers(
-    dask_compiler: Compiler, slow_project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A cluster without a worker is an error, not a hang."""
+@pytest.fixture
+def scheduler(dask_compiler: Compiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The address of a scheduler without workers."""
     file = tmp_path / "scheduler.json"
     options = ["--host", "127.0.0.1", "--port", "0", "--no-dashboard", "--scheduler-file", str(file)]
     command = [str(dask_compiler.python), "-m", "distributed.cli.dask_scheduler", *options]
-    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL) as scheduler:
-        try:
-            wait_for(lambda: file.exists() and '"address"' in file.read_text())
-            address = re.search(r'"address": "(.+?)"', file.read_text())
-            assert address is not None
-            monkeypatch.setenv("DASK_SCHEDULER_ADDRESS", address[1])
-            monkeypatch.setenv("DASK_DISTRIBUTED__SCHEDULER__NO_WORKERS_TIMEOUT", "1s")
-            with pytest.raises(ClusterError) as caught:
-                dask_compiler.call(remote.build, slow_project, SLOW_TABLE, "dask")
-        finally:
-            scheduler.kill()
-    message = f"no worker has been connected to the Dask scheduler at {address[1]} for 1 seconds. Start some,"
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL) as process:
+        deadline = time.monotonic() + 60
+        while not (file.exists() and (address := re.search(r'"address": "(.+?)"', file.read_text()))):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        monkeypatch.setenv("DASK_SCHEDULER_ADDRESS", address[1])
+        yield address[1]
+        process.kill()
+
+
+def test_no_workers(
+    dask_compiler: Compiler, slow_project: Path, scheduler: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cluster without a worker is an error, not a hang."""
+    monkeypatch.setenv("DASK_DISTRIBUTED__SCHEDULER__NO_WORKERS_TIMEOUT", "1s")
+    with pytest.raises(ClusterError) as caught:
+        dask_compiler.call(remote.build, slow_project, SLOW_TABLE, "dask")
+    message = f"no worker has been connected to the Dask scheduler at {scheduler} for 1 seconds. Start some,"
     assert str(caught.value).startswith(message)
+
+
+def test_a_scheduler_that_ends(dask_compiler: Compiler, slow_project: Path, scheduler: str) -> None:
+    """A scheduler that is gone ends the build with an error that names it."""
+    with pytest.raises(ClusterError) as caught:
+        dask_compiler.call(remote.build_while_the_scheduler_ends, slow_project, SLOW_TABLE)
+    assert str(caught.value) == f"the connection to the Dask scheduler at {scheduler} was lost"
 
 
 @pytest.mark.usefixtures("cluster")
@@ -258,11 +284,3 @@ def test_interrupt(dask_compiler: Compiler, slow_project: Path) -> None:
     _, errors = process.communicate(timeout=30)
     assert errors.splitlines()[-1] == "KeyboardInterrupt"
     assert dask_compiler.call(remote.tasks_of_the_scheduler) == 0
-
-
-def wait_for(condition: object) -> None:
-    assert callable(condition)
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import importlib.metadata
 import sys
+import threading
+import time
+from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hatchling.builders.wheel import WheelBuilder
 
 from hatch_cuda_aot import __version__
+from hatch_cuda_aot.compile import dask_worker
 from hatch_cuda_aot.compile.dask_pool import REQUIREMENTS, DaskPool
 from hatch_cuda_aot.compile.software import PROGRAM, differences, most_common, pins, program, software_of
-from hatch_cuda_aot.compile.tasks import Compiler
+from hatch_cuda_aot.compile.tasks import AssembleTask, Compiler, FrontTask, Task
 from hatch_cuda_aot.errors import ClusterError
 from hatch_cuda_aot.project import Project
+from hatch_cuda_aot.runtime.arch import Arch
+from hatch_cuda_aot.sources import SourceTree
 from hatch_cuda_aot.toolchain import Needs, Toolchain, line_named, requirements
 
 REPOSITORY = Path(__file__).parents[3]
@@ -107,3 +114,76 @@ def test_pins() -> None:
     assert len(found) == 1 + len(requirements(line_named("13.5"), Needs()))
     assert {"nvidia-cuda-nvrtc==13.5.37", "nvidia-cuda-nvcc==13.5.37", "nvidia-cuda-crt==13.5.37"} <= set(found)
     assert {"nvidia-nvvm==13.5.*", "nvidia-cuda-cccl==13.3.5.*", "cuda-bindings==13.*"} <= set(found)
+
+
+class StubPool:
+    """Stands in for a compiler process: answers with its own number, when it may."""
+
+    made: list[StubPool]
+    go: threading.Event
+
+    def __init__(self, jobs: int) -> None:
+        assert jobs == 1
+        self.closed = threading.Event()
+        self.made.append(self)
+
+    def submit(self, task: Task) -> Future[Any]:  # noqa: ARG002
+        future: Future[Any] = Future()
+        assert self.go.wait(60)
+        future.set_result(self.made.index(self))
+        return future
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+@pytest.fixture
+def stubs(monkeypatch: pytest.MonkeyPatch) -> type[StubPool]:
+    StubPool.made, StubPool.go = [], threading.Event()
+    StubPool.go.set()
+    monkeypatch.setattr(dask_worker, "WorkerPool", StubPool)
+    return StubPool
+
+
+def front(*options: str) -> FrontTask:
+    compiler = Compiler("13.5")
+    return FrontTask(compiler, "k", Arch(80, virtual=True), SourceTree(()), (), (), options, (), prune=True)
+
+
+ASSEMBLE = AssembleTask(Compiler("13.5"), "k", Arch(80), b"", ())
+
+
+@pytest.mark.usefixtures("stubs")
+def test_processes_are_kept() -> None:
+    """Tasks one after the other share a process."""
+    processes: Any = dask_worker._Processes()
+    assert [processes.run(task) for task in (ASSEMBLE, front(), ASSEMBLE, front())] == [0, 0, 0, 0]
+
+
+def test_as_many_processes_as_tasks(stubs: type[StubPool]) -> None:
+    """Tasks at the same time have a process each; then each goes where its options are remembered, if it can."""
+    processes: Any = dask_worker._Processes()
+    stubs.go.clear()
+    tasks = [front("--restrict"), front("-a"), front("-b")]
+    found: dict[FrontTask, object] = {}
+    threads = [threading.Thread(target=lambda task=task: found.update({task: processes.run(task)})) for task in tasks]
+    for thread in threads:
+        thread.start()
+    while len(stubs.made) < 3:
+        time.sleep(0.01)
+    stubs.go.set()
+    for thread in threads:
+        thread.join()
+    assert sorted(found.values(), key=str) == [0, 1, 2]
+    assert {task: processes.run(task) for task in tasks} == found
+    processes.run(front("-c"))
+    assert len(stubs.made) == 3
+
+
+def test_idle_processes_end(stubs: type[StubPool], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that had no task for a while is ended, and the next task gets a new one."""
+    monkeypatch.setattr(dask_worker, "IDLE", 0.01)
+    processes: Any = dask_worker._Processes()
+    processes.run(ASSEMBLE)
+    assert stubs.made[0].closed.wait(60)
+    assert processes.run(ASSEMBLE) == 1
