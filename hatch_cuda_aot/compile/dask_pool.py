@@ -68,7 +68,7 @@ class DaskPool:
     def close(self) -> None:
         """Cancel whatever is not done, and leave the cluster."""
         self._closed.set()
-        self._watcher.join()
+        self._watcher.join(5)  # it may hang on a scheduler that does not answer
         with _silence():  # the scheduler may be gone
             with contextlib.suppress(Exception):
                 self._executor.shutdown(wait=False)

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
+from hatch_cuda_aot.compile.dask_pool import REQUIREMENTS
 from hatch_cuda_aot.toolchain import Needs, line_named, requirements
 from tests.wheels import ROOT, make_wheelhouse
 
@@ -73,7 +74,7 @@ def make_compiler(config: pytest.Config, line: str) -> Compiler:
     wanted = requirements(line_named(line), Needs(linker=True, curand=True))
     own = [
         "click",
-        "distributed>=2025.1",
+        *REQUIREMENTS,
         "hatchling",
         "itanium-demangler",
         "packaging",
