@@ -10,7 +10,7 @@ import queue
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from hatch_cuda_aot.archs import Target
 from hatch_cuda_aot.cache import Cache, key_of
@@ -30,13 +30,16 @@ from hatch_cuda_aot.compile.tasks import (
     step_of,
 )
 from hatch_cuda_aot.config import Config
-from hatch_cuda_aot.errors import BuildError, CompileError
+from hatch_cuda_aot.errors import BuildError, ClusterError, CompileError
 from hatch_cuda_aot.native import visible_ccs
 from hatch_cuda_aot.plan import Job, Module, Plan, make_plan, select_line
 from hatch_cuda_aot.results import ModuleResult
 from hatch_cuda_aot.sources import read_tree
 from hatch_cuda_aot.spans import span
 from hatch_cuda_aot.toolchain import Toolchain, check_platform
+
+if TYPE_CHECKING:
+    from hatch_cuda_aot.compile.dask_pool import DaskPool
 
 __all__ = ["BuildResult", "Reporter", "build_project", "compile_plan", "plan_project"]
 
@@ -74,7 +77,7 @@ def build_project(config: Config, reporter: Reporter, cache: Cache | None) -> Bu
     """
     with span("plan"):
         plan = plan_project(config)
-    return compile_plan(plan, config.jobs or default_jobs(), reporter, cache)
+    return compile_plan(plan, config.jobs or default_jobs(), reporter, cache, executor=config.executor)
 
 
 def plan_project(config: Config) -> Plan:
@@ -87,11 +90,12 @@ def plan_project(config: Config) -> Plan:
     return make_plan(modules, line, visible_ccs)
 
 
-def compile_plan(plan: Plan, jobs: int, reporter: Reporter, cache: Cache | None) -> BuildResult:
-    """Run the jobs of `plan` in `jobs` worker processes and put the results together."""
-    check_platform()
+def compile_plan(
+    plan: Plan, jobs: int, reporter: Reporter, cache: Cache | None, *, executor: str = "local"
+) -> BuildResult:
+    """Run the jobs of `plan` in `jobs` worker processes, or on a Dask cluster, and put the results together."""
     tasks = len(plan.jobs) + len(plan.images)
-    with cache or contextlib.nullcontext(), WorkerPool(max(1, min(jobs, tasks))) as pool:
+    with cache or contextlib.nullcontext(), _pool(executor, max(1, min(jobs, tasks))) as pool:
         with span("wait for workers"):
             toolchain = pool.submit(ProbeTask(Compiler(plan.line.version, plan.needs), plan.archs)).result()
         assert isinstance(toolchain, Toolchain)
@@ -115,10 +119,21 @@ class _Step(NamedTuple):
     fetched: bool = False
 
 
+def _pool(executor: str, jobs: int) -> WorkerPool | DaskPool:
+    if executor == "dask":
+        from hatch_cuda_aot.compile.dask_pool import DaskPool
+
+        return DaskPool()
+    check_platform()
+    return WorkerPool(jobs)
+
+
 class _Run:
     """The jobs under way: a front end's images are started as soon as it is done."""
 
-    def __init__(self, pool: WorkerPool, toolchain: Toolchain, reporter: Reporter, cache: Cache | None) -> None:
+    def __init__(
+        self, pool: WorkerPool | DaskPool, toolchain: Toolchain, reporter: Reporter, cache: Cache | None
+    ) -> None:
         self._pool = pool
         self._toolchain = toolchain
         self._reporter = reporter
@@ -143,6 +158,8 @@ class _Run:
             step = self._waiting.pop(future)
             try:
                 result = future.result()
+            except ClusterError:
+                raise  # no further job can succeed
             except BuildError as error:
                 self._failures[step.number, str(step.target or "")] = error
                 continue

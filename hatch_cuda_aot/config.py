@@ -86,6 +86,7 @@ class Config:
         warnings: what is odd but no error.
         editable_rebuild: an editable install builds again when a source changed.
         cache_url: where results are shared with other machines, if anywhere.
+        executor: where compilations run: ``"local"`` or ``"dask"``.
 
     """
 
@@ -98,6 +99,7 @@ class Config:
     warnings: tuple[str, ...] = ()
     editable_rebuild: bool = False
     cache_url: str | None = None
+    executor: str = "local"
 
 
 def load_config(
@@ -140,6 +142,7 @@ def load_config(
         tuple(warnings),
         editable_rebuild=values["editable-rebuild"],
         cache_url=values["cache-url"],
+        executor=values["executor"],
     )
 
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 __all__ = [
     "BuildError",
+    "ClusterError",
     "CompileError",
     "ConfigError",
     "NoCompilerError",
@@ -65,6 +66,15 @@ class NoCompilerError(BuildError):
 
     def __init__(self, message: str, *, requirements: Sequence[str] = ()) -> None:
         self.requirements = tuple(requirements)
+        super().__init__(message)
+
+
+class ClusterError(BuildError):
+    """The Dask cluster cannot do the build; `scheduler` is its address, `workers` are those that are to blame, if any."""
+
+    def __init__(self, message: str, *, scheduler: str = "", workers: Sequence[str] = ()) -> None:
+        self.scheduler = scheduler
+        self.workers = tuple(workers)
         super().__init__(message)
 
 

@@ -152,6 +152,13 @@ def _cache_url(value: Any) -> str | None:
     raise ValueError(message)
 
 
+def _executor(value: Any) -> str:
+    if value not in ("local", "dask"):
+        message = f'is {value!r}: expected "local" or "dask"'
+        raise ValueError(message)
+    return str(value)
+
+
 def _tables(value: Any) -> tuple[Mapping[str, Any], ...]:
     if not isinstance(value, (list, tuple)) or not all(isinstance(item, Mapping) for item in value):
         message = f"is {value!r}: expected tables, each headed [[{TABLE}.modules]]"
@@ -293,6 +300,16 @@ KEYS: tuple[Key, ...] = (
         "`file:///folder`, or any other protocol of fsspec. Empty means nowhere. See [share the "
         "cache](../how-to/share-the-cache.md).",
         _cache_url,
+        environment="string",
+    ),
+    Key(
+        "executor",
+        "string",
+        "local",
+        'Where compilations run. `"local"`: in processes of this machine. `"dask"`: on the workers of a Dask cluster, whose '
+        "address Dask's own configuration holds, for instance in `DASK_SCHEDULER_ADDRESS`; `jobs` has no meaning then. See "
+        "[build on many machines](../how-to/build-on-many-machines.md).",
+        _executor,
         environment="string",
     ),
     Key(

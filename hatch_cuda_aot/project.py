@@ -90,11 +90,15 @@ class Project:
         return load_config(self.root, raw, hook, self._packages())
 
     def requirements(self) -> list[str]:
-        """Return the packages that a build of this project needs: those of the compiler, and of the shared cache."""
-        check_platform()
+        """Return what a build of this project needs: the compiler or what leads to a cluster's, and the shared cache's."""
         config = self.config()
-        line = select_line(config.cuda, config.modules, visible_ccs)
         shared = [] if config.cache_url is None or is_off(os.environ) else packages_for(config.cache_url)
+        if config.executor == "dask":
+            from hatch_cuda_aot.compile.dask_pool import REQUIREMENTS
+
+            return [*REQUIREMENTS, *shared]
+        check_platform()
+        line = select_line(config.cuda, config.modules, visible_ccs)
         return [*requirements(line, needs_of(_modules(config))), *shared]
 
     def build(self, config: Config, reporter: Reporter, warn: Callable[[str], None], *, in_tree: bool = False) -> Built:

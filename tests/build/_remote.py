@@ -1,5 +1,6 @@
 """Runs in the environment of a compiler: calls the function that stands in the pickle on stdin."""
 
+import copyreg
 import importlib
 import os
 import pickle
@@ -18,6 +19,7 @@ def main() -> None:
         answer = (False, function(*args, **kwargs))
     except Exception as error:  # noqa: BLE001 -- the caller raises it
         answer = (True, error)
+        copyreg.dispatch_table.pop(type(error), None)  # distributed's way to pickle errors needs a package over there
     output.write(pickle.dumps(answer))
     output.flush()
 

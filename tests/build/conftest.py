@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
+from hatch_cuda_aot.compile.dask_pool import REQUIREMENTS
 from hatch_cuda_aot.toolchain import Needs, line_named, requirements
 from tests.wheels import ROOT, make_wheelhouse
 
@@ -71,7 +72,17 @@ def wheelhouse(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def make_compiler(config: pytest.Config, line: str) -> Compiler:
     wanted = requirements(line_named(line), Needs(linker=True, curand=True))
-    own = ["click", "hatchling", "itanium-demangler", "packaging", "platformdirs", "pyelftools", "rich", "watchfiles"]
+    own = [
+        "click",
+        *REQUIREMENTS,
+        "hatchling",
+        "itanium-demangler",
+        "packaging",
+        "platformdirs",
+        "pyelftools",
+        "rich",
+        "watchfiles",
+    ]
     text = "\n".join([*wanted, *own])
     assert config.cache is not None
     tag = f"{line}-{sys.implementation.cache_tag}"

@@ -181,6 +181,14 @@ def test_environment_boolean(root: Path, text: str, value: bool) -> None:  # noq
     assert module(load(root, environ={"HATCH_CUDA_AOT_DEBUG": text})).settings.debug is value
 
 
+def test_executor(root: Path) -> None:
+    """Compilations run on this machine unless a table or the environment says otherwise."""
+    assert load(root).executor == "local"
+    table = with_sources(executor="dask")
+    assert load(root, table).executor == "dask"
+    assert load(root, table, environ={"HATCH_CUDA_AOT_EXECUTOR": "local"}).executor == "local"
+
+
 def test_environment_strings(root: Path) -> None:
     """The line and the number of jobs are read as in TOML."""
     config = load(root, environ={"HATCH_CUDA_AOT_CUDA": " 13.0 ", "HATCH_CUDA_AOT_JOBS": "8"})
@@ -415,6 +423,8 @@ STRINGS = 'is 5: expected a list of strings, as in ["5"]'
         ("prune", 1, ": is 1: expected true or false"),
         ("lineinfo", None, ": is None: expected true or false"),
         ("debug", [], ": is []: expected true or false"),
+        ("executor", "threads", ': is \'threads\': expected "local" or "dask"'),
+        ("executor", True, ': is True: expected "local" or "dask"'),
         ("jobs", 0, ': is 0: expected "auto" or a number from 1'),
         ("jobs", True, ': is True: expected "auto" or a number from 1'),
         ("jobs", "many", ": is 'many': expected \"auto\" or a number from 1"),
@@ -702,6 +712,7 @@ def test_environment_keys() -> None:
         "archs",
         "cache-url",
         "cuda",
+        "executor",
         "jobs",
         "options",
         "prune",

@@ -8,6 +8,7 @@ import pytest
 
 from hatch_cuda_aot.errors import (
     BuildError,
+    ClusterError,
     CompileError,
     ConfigError,
     NoCompilerError,
@@ -32,6 +33,7 @@ COMPILE = {"module": "k", "arch": "sm_90", "stage": "NVRTC", "log": "k.cu(1): er
         CompileError("words", **COMPILE),
         ResultError("words", **COMPILE),
         WorkerCrashError("words", **COMPILE),
+        ClusterError("words", scheduler="tcp://a:8786", workers=["tcp://b:1"]),
     ],
     ids=lambda error: type(error).__name__,
 )
