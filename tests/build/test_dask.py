@@ -231,7 +231,8 @@ def scheduler(dask_compiler: Compiler, tmp_path: Path, monkeypatch: pytest.Monke
     file = tmp_path / "scheduler.json"
     options = ["--host", "127.0.0.1", "--port", "0", "--no-dashboard", "--scheduler-file", str(file)]
     command = [str(dask_compiler.python), "-m", "distributed.cli.dask_scheduler", *options]
-    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL) as process:
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}  # for what the tests ask it
+    with subprocess.Popen(command, cwd=tmp_path, env=environ, stderr=subprocess.DEVNULL) as process:
         deadline = time.monotonic() + 60
         while not (file.exists() and (address := re.search(r'"address": "(.+?)"', file.read_text()))):
             assert time.monotonic() < deadline
