@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from hatch_cuda_aot.archs import Target
-from hatch_cuda_aot.cache import Cache, key_of
+from hatch_cuda_aot.cache import Cache, is_cacheable, key_of
 from hatch_cuda_aot.collect import collect
 from hatch_cuda_aot.compile.pool import WorkerPool, default_jobs
 from hatch_cuda_aot.compile.tasks import (
@@ -72,7 +72,7 @@ def plan_project(config: Config) -> Plan:
     """Decide what to compile; no compiler is needed for that."""
     line = select_line(config.cuda, config.modules, visible_ccs)
     modules = [
-        Module(module, read_tree(config.root, module.sources, module.settings.include_dirs))
+        Module(module, read_tree(config.root, module.sources, module.settings.include_dirs, module.settings.headers))
         for module in config.modules
     ]
     return make_plan(modules, line, visible_ccs)
@@ -123,7 +123,7 @@ class _Run:
                 except BuildError as error:
                     self._failures[number, str(target or "")] = error
                     continue
-                if self._cache is not None:
+                if self._cache is not None and is_cacheable(task, self._toolchain):
                     assert not isinstance(result, Toolchain)
                     self._cache.put(key_of(task, self._toolchain), result)
                 self._finish(number, job, target, task, result, cached=False)
@@ -132,7 +132,9 @@ class _Run:
         return self._fronts, self._images
 
     def _start(self, number: int, job: Job, target: Target | None, task: FrontTask | ImageTask) -> None:
-        result = self._cache.get(key_of(task, self._toolchain)) if self._cache is not None else None
+        result = None
+        if self._cache is not None and is_cacheable(task, self._toolchain):
+            result = self._cache.get(key_of(task, self._toolchain))
         if result is not None:
             self.hits += 1
             self._finish(number, job, target, task, result, cached=True)

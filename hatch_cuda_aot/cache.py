@@ -15,10 +15,11 @@ import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from hatch_cuda_aot.compile.tasks import FrontResult, FrontTask, ImageResult, ImageTask
+from hatch_cuda_aot.compile.tasks import AssembleTask, FrontResult, FrontTask, ImageResult, ImageTask
+from hatch_cuda_aot.scratch import is_abandoned, try_lock
 from hatch_cuda_aot.toolchain import Toolchain
 
-__all__ = ["Cache", "default_folder", "key_of", "open_cache"]
+__all__ = ["Cache", "default_folder", "is_cacheable", "key_of", "open_cache"]
 
 #: Part of every key: a change of what is stored, or of how a task is run, must not meet old entries.
 SCHEMA = "1"
@@ -42,7 +43,7 @@ class Cache:
         except OSError:
             return None
         digest, payload = content[:32], content[32:]
-        if hashlib.sha256(payload).digest() != digest:
+        if _digest(key, payload) != digest:
             with contextlib.suppress(OSError):
                 path.unlink()
             return None
@@ -57,10 +58,11 @@ class Cache:
         path = self._path(key)
         with contextlib.suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            descriptor, temporary = tempfile.mkstemp(dir=path.parent)
+            descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=_UNFINISHED)
+            try_lock(descriptor)  # while this process lives; see `trim`
             try:
                 with os.fdopen(descriptor, "wb") as file:
-                    file.write(hashlib.sha256(payload).digest() + payload)
+                    file.write(_digest(key, payload) + payload)
                 os.replace(temporary, path)
             except BaseException:
                 with contextlib.suppress(OSError):
@@ -68,8 +70,10 @@ class Cache:
                 raise
 
     def trim(self, limit: int = LIMIT) -> None:
-        """Remove the least recently used entries beyond `limit` bytes."""
+        """Remove the least recently used entries beyond `limit` bytes, and what killed builds did not finish writing."""
         with contextlib.suppress(OSError):
+            for path in filter(is_abandoned, self._folder.glob(f"??/{_UNFINISHED}*")):
+                path.unlink(missing_ok=True)
             entries = [(stat.st_mtime, stat.st_size, path) for path, stat in _entries(self._folder)]
             total = sum(size for _, size, _ in entries)
             for _, size, path in sorted(entries):
@@ -82,6 +86,15 @@ class Cache:
         return self._folder / key[:2] / key
 
 
+#: Begins the names of files that are being written; no key does, as keys are hexadecimal.
+_UNFINISHED = "tmp"
+
+
+def _digest(key: str, payload: bytes) -> bytes:
+    """Return the digest of an entry: of its key too, so that none passes under the name of another."""
+    return hashlib.sha256(key.encode() + b":" + payload).digest()
+
+
 def key_of(task: FrontTask | ImageTask, toolchain: Toolchain) -> str:
     """Return the digest of everything that the task's result depends on."""
     fields: list[tuple[str, object]] = [
@@ -92,10 +105,14 @@ def key_of(task: FrontTask | ImageTask, toolchain: Toolchain) -> str:
         ("arch", str(task.arch)),
         ("ptxas-version", toolchain.ptxas),
     ]
+    if not isinstance(task, AssembleTask):
+        fields.append(("bindings-version", toolchain.bindings))
     if isinstance(task, FrontTask):
         fields += [
             ("nvrtc-version", toolchain.nvrtc),
+            ("nvjitlink-version", toolchain.nvjitlink if len(task.sources) > 1 else ""),
             ("cccl-version", toolchain.cccl),
+            ("headers", task.visible(toolchain.headers)),
             ("tree", task.tree.digest),
             ("sources", task.sources),
             ("expressions", task.expressions),
@@ -108,13 +125,18 @@ def key_of(task: FrontTask | ImageTask, toolchain: Toolchain) -> str:
     return hashlib.sha256(repr(fields).encode()).hexdigest()
 
 
+def is_cacheable(task: FrontTask | ImageTask, toolchain: Toolchain) -> bool:
+    """Tell whether a key can say all that the task's result depends on."""
+    return not toolchain.unknown and (not isinstance(task, FrontTask) or task.tree.is_closed(task.defines))
+
+
 @functools.cache
 def _program_digest() -> str:
     """Return the digest of our own code that stands between a task and its result."""
-    from hatch_cuda_aot import compile as package
-
+    package = Path(__file__).parent
+    used = [package / "sources.py", package / "toolchain.py", package / "runtime" / "arch.py"]
     state = hashlib.sha256()
-    for path in sorted(Path(package.__file__ or "").parent.glob("*.py")):
+    for path in [*sorted(package.glob("compile/*.py")), *used]:
         state.update(path.read_bytes())
     return state.hexdigest()
 

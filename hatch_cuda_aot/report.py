@@ -23,6 +23,10 @@ def summarise(result: BuildResult, files: Mapping[str, bytes], warnings: int) ->
     parts = [f"built {_count(kernels, 'kernel')} in {_count(len(images), 'image')}, {format_size(size)}"]
     if result.hits:
         parts.append(f"{result.hits} of {result.tasks} results from the cache")
+    if result.toolchain.unknown:
+        parts.append(
+            f"nothing kept in the cache, as the exact version of {', '.join(result.toolchain.unknown)} is not known"
+        )
     if warnings:
         parts.append(f"{_count(warnings, 'compiler warning')} (shown with -v)")
     return "; ".join(parts)

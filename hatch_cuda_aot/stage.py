@@ -1,21 +1,22 @@
 """Lays a build's files out: the runtime, the manifest and the images, in a folder of their own.
 
 The folder is written beside its place and then moved there, so that a build that fails leaves the one before it as it
-was.
+was.  What a killed build leaves beside it, the next one removes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
-import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from hatch_cuda_aot.errors import SourceError
+from hatch_cuda_aot.scratch import locked
 from hatch_cuda_aot.stub import make_stub
 
-__all__ = ["FOLDER", "remove_folder", "runtime_files", "write_folder"]
+__all__ = ["FOLDER", "remove_folder", "remove_leftovers", "runtime_files", "write_folder"]
 
 #: Name of the folder inside the package.
 FOLDER = "_cuda_aot"
@@ -32,7 +33,7 @@ def runtime_files(kernels: Iterable[str]) -> dict[str, bytes]:
 
 
 def write_folder(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Make `folder` hold exactly `files`, or leave it as it is.
+    """Make `folder` hold exactly `files`, or leave it as it is; builds that do so at once wait for each other.
 
     Raises:
         SourceError: if the place cannot be written.
@@ -40,29 +41,61 @@ def write_folder(folder: Path, files: Mapping[str, bytes]) -> None:
     """
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     except OSError as error:
         message = f"cannot write to {folder.parent}: {error.strerror}"
         raise SourceError(message) from error
-    old = staging.with_name(f"{staging.name}-old")
+    aside = folder.parent / "__pycache__" / f"{folder.name}.{os.getpid()}.tmp"  # hatchling ships no __pycache__
+    with locked(folder.parent) as alone:
+        if alone:
+            _sweep(folder)
+        try:
+            _replace(folder, files, aside)
+        except OSError as error:
+            message = f"cannot write {folder}: {error.strerror}"
+            raise SourceError(message) from error
+        finally:
+            _remove(aside)
+
+
+def _replace(folder: Path, files: Mapping[str, bytes], aside: Path) -> None:
+    new, old = aside / "new", aside / "old"
+    new.mkdir(parents=True)
+    for name, content in files.items():
+        path = new / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+        path.chmod(0o644)
+    new.chmod(0o755)
     try:
-        for name, content in files.items():
-            path = staging / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(content)
-            path.chmod(0o644)
-        staging.chmod(0o755)
         if folder.exists():
             os.rename(folder, old)
-        os.rename(staging, folder)
-    except OSError as error:
-        message = f"cannot write {folder}: {error.strerror}"
-        raise SourceError(message) from error
+        os.rename(new, folder)
     finally:
         if old.exists() and not folder.exists():  # it failed, or was interrupted, between the two moves
             os.rename(old, folder)
-        shutil.rmtree(staging, ignore_errors=True)
-        shutil.rmtree(old, ignore_errors=True)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove what builds that were killed while they wrote `folder` left beside it."""
+    if any(_leftovers(folder)):
+        with locked(folder.parent) as alone:
+            if alone:
+                _sweep(folder)
+
+
+def _leftovers(folder: Path) -> Iterator[Path]:
+    return (folder.parent / "__pycache__").glob(f"{folder.name}.*.tmp")
+
+
+def _sweep(folder: Path) -> None:
+    for aside in _leftovers(folder):
+        _remove(aside)
+
+
+def _remove(aside: Path) -> None:
+    shutil.rmtree(aside, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        aside.parent.rmdir()  # unless Python has something in it
 
 
 def remove_folder(folder: Path) -> None:

@@ -329,7 +329,7 @@ def test_unknown_keys(root: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("name", ["headers", "cache-url", "overrides", "policy", "limits"])
+@pytest.mark.parametrize("name", ["cache-url", "overrides", "policy", "limits"])
 def test_keys_of_later_issues(root: Path, name: str) -> None:
     """A key that is planned and does not work yet is an error, not a wish."""
     (problem,) = problems(root, with_sources(**{name: True}))

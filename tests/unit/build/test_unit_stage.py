@@ -78,7 +78,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, where: str, error: BaseException) -
 
     def fail_rename(source: Path, target: Path) -> None:
         if (where == "move out" and source.name == FOLDER) or (
-            where == "move in" and target.name == FOLDER and not source.name.endswith("-old")
+            where == "move in" and target.name == FOLDER and source.name != "old"
         ):
             raise error
         rename(source, target)
