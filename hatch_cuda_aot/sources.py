@@ -187,9 +187,9 @@ def _joined(content: bytes) -> bytes:
 
 #: Everything that reads a file or asks for one, however its name is given.
 _DIRECTIVE = re.compile(
-    r"""(?:(?:\#|%:|\?\?=)\s*(?:include|include_next|import|embed)(?!\w)|\b__has_(?:include|include_next|embed)\s*\()
+    r"""(?:^[^\S\n]*(?:\#|%:|\?\?=)\s*(?:include|include_next|import|embed)(?!\w)|\b__has_(?:include|include_next|embed)\s*\()
     [ \t]*([^\n]*)""",
-    re.VERBOSE,
+    re.VERBOSE | re.MULTILINE,
 )
 _WRITTEN_OUT = re.compile(r"""<[^>\n]+>|"[^"\n]+\"""")
 _MACRO = re.compile(r"[A-Za-z_]\w*")

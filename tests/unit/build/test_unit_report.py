@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from hatch_cuda_aot.build import BuildResult
@@ -62,3 +64,12 @@ def test_summary() -> None:
         "built 2 kernels in 3 images, 3 kB; 7 of 10 results from the cache; 1 compiler warning (shown with -v)"
     )
     assert summarise(result(2, 3), files, 12).endswith("; 12 compiler warnings (shown with -v)")
+
+
+def test_summary_without_a_cache() -> None:
+    """Where a part of the compiler has no exact version, it is said that nothing was kept."""
+    one = result(1, 1)
+    unknown = dataclasses.replace(one, toolchain=dataclasses.replace(one.toolchain, unknown=("NVRTC", "cuda.bindings")))
+    assert summarise(unknown, {}, 0).endswith(
+        "; nothing kept in the cache, as the exact version of NVRTC, cuda.bindings is not known"
+    )
