@@ -70,7 +70,7 @@ class CudaAotBuildHook(BuildHookInterface[Any]):
 
     def _build(self, project: Project, config: Config, version: str, build_data: dict[str, Any]) -> None:
         from hatch_cuda_aot.scratch import Scratch
-        from hatch_cuda_aot.stage import remove_leftovers, write_folder
+        from hatch_cuda_aot.stage import remove_leftovers, write_folder, write_new_folder
 
         reporter = _Reporter(self.app)
         built = project.build(config, reporter)
@@ -84,7 +84,7 @@ class CudaAotBuildHook(BuildHookInterface[Any]):
         # Held by the hook, so that it outlives this method; hatchling skips finalize() after an error.
         self._scratch = Scratch()
         folder = self._scratch.path / "files"
-        write_folder(folder, built.files)
+        write_new_folder(folder, built.files)
         inside = project.wheel_folder(config)
         build_data["force_include"].update({str(folder / name): f"{inside}/{name}" for name in built.files})
         # Whatever an earlier editable build left in the tree stays out of the wheel.

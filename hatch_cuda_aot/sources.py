@@ -57,13 +57,14 @@ class SourceTree:
         """Tell whether no ``#include`` can lead to a file that is neither in the tree nor the toolkit's.
 
         Of what a compilation reads elsewhere the digest knows nothing.  Names that are written out were followed.  A
-        macro may stand for a name only where all its definitions, in `defines` and in the tree, are relative paths.
+        macro may stand for a name only where all its definitions, in `defines` and in the tree, are relative paths; one
+        that has none is an error if it is reached, or the toolkit's.
         """
         values = {token: [defines[token]] if token in defines else [] for token in self._computed}
         for _, content in self.files if values else ():
             for token, value in _definitions(content):
                 values.get(token, []).append(value)
-        return self.closed and all(each and all(map(_is_inside, each)) for each in values.values())
+        return self.closed and all(_MACRO.fullmatch(token) and all(map(_is_inside, values[token])) for token in values)
 
     @cached_property
     def _computed(self) -> frozenset[str]:
@@ -193,7 +194,7 @@ _DIRECTIVE = re.compile(
 )
 _WRITTEN_OUT = re.compile(r"""<[^>\n]+>|"[^"\n]+\"""")
 _MACRO = re.compile(r"[A-Za-z_]\w*")
-_DEFINITION = re.compile(r"(?:\#|%:|\?\?=)[ \t]*define[ \t]+([A-Za-z_]\w*)(?!\w|\()[ \t]*([^\n]*)")
+_DEFINITION = re.compile(r"(?:\#|%:|\?\?=)[^\S\n]*define[^\S\n]+([A-Za-z_]\w*)(?!\w|\()[^\S\n]*([^\n]*)")
 
 #: A comment, or what only looks like one.
 _COMMENT = re.compile(

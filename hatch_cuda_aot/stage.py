@@ -16,7 +16,7 @@ from hatch_cuda_aot.errors import SourceError
 from hatch_cuda_aot.scratch import locked
 from hatch_cuda_aot.stub import make_stub
 
-__all__ = ["FOLDER", "remove_folder", "remove_leftovers", "runtime_files", "write_folder"]
+__all__ = ["FOLDER", "remove_folder", "remove_leftovers", "runtime_files", "write_folder", "write_new_folder"]
 
 #: Name of the folder inside the package.
 FOLDER = "_cuda_aot"
@@ -49,7 +49,8 @@ def write_folder(folder: Path, files: Mapping[str, bytes]) -> None:
         if alone:
             _sweep(folder)
         try:
-            _replace(folder, files, aside)
+            _write(aside / "new", files)
+            _replace(folder, aside / "new", aside / "old")
         except OSError as error:
             message = f"cannot write {folder}: {error.strerror}"
             raise SourceError(message) from error
@@ -57,15 +58,31 @@ def write_folder(folder: Path, files: Mapping[str, bytes]) -> None:
             _remove(aside)
 
 
-def _replace(folder: Path, files: Mapping[str, bytes], aside: Path) -> None:
-    new, old = aside / "new", aside / "old"
-    new.mkdir(parents=True)
+def write_new_folder(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Make `folder`, in a place that only this build knows.
+
+    Raises:
+        SourceError: if the place cannot be written.
+
+    """
+    try:
+        _write(folder, files)
+    except OSError as error:
+        message = f"cannot write {folder}: {error.strerror}. Free some space, or set TMPDIR"
+        raise SourceError(message) from error
+
+
+def _write(folder: Path, files: Mapping[str, bytes]) -> None:
+    folder.mkdir(parents=True)
     for name, content in files.items():
-        path = new / name
+        path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
         path.chmod(0o644)
-    new.chmod(0o755)
+    folder.chmod(0o755)
+
+
+def _replace(folder: Path, new: Path, old: Path) -> None:
     try:
         if folder.exists():
             os.rename(folder, old)

@@ -360,7 +360,9 @@ def test_arbitrary_text(options: list[str], linked: bool) -> None:  # noqa: FBT0
     assert flags(routed) or problems
 
 
-@pytest.mark.parametrize("value", ["-optf=/o", "--options-file,/o", "-apply-controls,/o", "--apply-controls=/o", "-ias,x"])
+@pytest.mark.parametrize(
+    "value", ["-optf=/o", "--options-file,/o", "-apply-controls,/o", "--apply-controls=/o", "-ias,x"]
+)
 def test_options_of_ptxas_that_read_files(value: str) -> None:
     """What ptxas would read from another file no cache could know of."""
     _, problems = route([f"-Xptxas={value}"], linked=False)

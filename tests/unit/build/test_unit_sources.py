@@ -90,6 +90,7 @@ CLOSED = [
     "#include <a//b.h>\n//include",
     'const char *x = "#include NAME";',
     "#define include_me(x) x\nint embedded;",
+    "#ifdef NAME\n#include NAME\n#endif",
 ]
 
 
@@ -99,8 +100,9 @@ def test_trees_that_are_closed(text: str) -> None:
     assert SourceTree.of_texts({"src/k.cu": text}).is_closed({})
 
 
+DEFINED = '#define NAME "/home/a.h"\n'
+
 OPEN = [
-    "#include NAME",
     '#define NAME "/home/a.h"\n#include NAME',
     '#define NAME "C:\\\\a.h"\n#include NAME',
     '#ifdef X\n#define NAME "a.h"\n#else\n#define NAME "b/../../a.h"\n#endif\n#include NAME',
@@ -108,20 +110,20 @@ OPEN = [
     '#define NAME(x) "a.h"\n#include NAME(x)',
     "#define STRING(x) #x\n#include STRING(/home/a.h)",
     '#define NAME "a.h"\n#include_next NAME OTHER',
-    "#inc\\\nlude NAME",
-    "#include \\\nNAME",
-    "%:include NAME",
-    "??=include NAME",
-    "/* why */ #include NAME",
+    DEFINED + "#inc\\\nlude NAME",
+    DEFINED + "#include \\\nNAME",
+    DEFINED + "%:include NAME",
+    DEFINED + "??=include NAME",
+    DEFINED + "/* why */ #include NAME",
     '/* why */ #include "/home/a.h"',
     '#include /* why */ "/home/a.h"',
-    "#if __has_include(NAME)\n#endif",
-    "#if defined(X) && __has_include (NAME)\n#endif",
+    DEFINED + "#if __has_include(NAME)\n#endif",
+    DEFINED + "#if defined(X) && __has_include (NAME)\n#endif",
     '#include "/home/a.h"',
     '#include "../../a.h"',
     '#embed "a.bin"',
-    'const char *x = R"(" /* )";\n#include NAME\n/* */',
-    "int x = 1'000; //'\n#include NAME",
+    DEFINED + 'const char *x = R"(" /* )";\n#include NAME\n/* */',
+    DEFINED + "int x = 1'000; //'\n#include NAME",
 ]
 
 
