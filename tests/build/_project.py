@@ -40,6 +40,9 @@ dependencies = ["cuda-core", "cuda-bindings", "platformdirs"]
 [tool.hatch.build.targets.wheel]
 packages = ["src/tiny"]
 
+[tool.hatch.build]
+dev-mode-dirs = ["src"]
+
 [tool.hatch.build.targets.wheel.hooks.cuda-aot]
 
 [tool.cuda-aot]

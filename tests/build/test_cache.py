@@ -29,7 +29,7 @@ extern "C" __global__ void k(float* x, __half* y) {
 template <class T> __global__ void t(T* x) { *x += 1; }
 """
 
-TABLE = {
+TABLE: dict[str, Any] = {
     "modules": [{"name": "m", "sources": ["src/a.cu"], "kernels": ["t<int>", "t<float>"]}],
     "include-dirs": ["inc", "other"],
     "archs": ["sm_80", "sm_90", "compute_80"],
@@ -98,7 +98,7 @@ def test_what_is_compiled_again(project: Project) -> None:
         {"options": ["-Xptxas=-O0"]},
         {"lineinfo": True},
         {"debug": True},
-        {"modules": [{**TABLE["modules"][0], "kernels": ["t<int>", "t<double>"]}]},  # type: ignore[dict-item]
+        {"modules": [{**TABLE["modules"][0], "kernels": ["t<int>", "t<double>"]}]},
     ]
     for change in changes:
         found, hits = project.build(**change)
@@ -124,7 +124,7 @@ def test_what_is_not_compiled_again(project: Project, tmp_path: Path, monkeypatc
     monkeypatch.setenv("TMPDIR", str(tmp_path / "t"))
     monkeypatch.chdir(tmp_path)
     changes: dict[str, Any] = {
-        "modules": [{**TABLE["modules"][0], "kernels": ["t<float>", "t<int>"]}],  # type: ignore[dict-item]
+        "modules": [{**TABLE["modules"][0], "kernels": ["t<float>", "t<int>"]}],
         "archs": ["compute_80", "sm_90", "sm_80"],
         "jobs": 1,
     }
@@ -165,7 +165,7 @@ def test_compilers_are_not_influenced(project: Project, monkeypatch: pytest.Monk
 
 
 def test_computed_include_that_was_not_found(project: Project) -> None:
-    """A header that is included through a macro is in the project, but not in the tree: an error with advice, no stale hit."""
+    """A header that is included through a macro is in the project, but not in the tree: an error with advice."""
     project.write("inc/config.cuh", "#undef VALUE\n#define VALUE 4\n")
     with pytest.raises(CompileError) as caught:
         project.build(defines={"CONFIG": '"config.cuh"'})

@@ -127,7 +127,7 @@ def test_what_an_assembly_depends_on(task: AssembleTask) -> None:
 )
 def test_what_of_the_compiler_counts(changes: dict[str, Any], counts: set[str]) -> None:
     """The exact versions of what a task uses are in its key; where they are installed, and what others use, is not."""
-    tasks = {"front": FRONT, "linked": LINKED, "assemble": ASSEMBLE, "floor": FLOOR}
+    tasks: dict[str, Any] = {"front": FRONT, "linked": LINKED, "assemble": ASSEMBLE, "floor": FLOOR}
     toolchain = changed(TOOLCHAIN, **changes)
     assert {name for name, task in tasks.items() if key_of(task, toolchain) != key_of(task, TOOLCHAIN)} == counts
 

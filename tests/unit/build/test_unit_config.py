@@ -735,8 +735,8 @@ def test_wrong_headers(root: Path) -> None:
     table = with_sources(
         headers=["src/pkg/device/*", "src/pkg/*.h", "../x.h"], modules=[{"sources": ["src/pkg/kernels/b.cu"]}]
     )
+    advice = "Move the file into the project, or build from the folder that holds both"
     assert problems(root, table) == [
         "tool.cuda-aot.headers #2: 'src/pkg/*.h' matches no file in ROOT. Headers in the project: src/pkg/device/c.cuh",
-        "tool.cuda-aot.headers #3: '../x.h' lies outside the project ROOT: sdists cannot carry it. "
-        "Move the file into the project, or build from the folder that holds both",
+        "tool.cuda-aot.headers #3: '../x.h' lies outside the project ROOT: sdists cannot carry it. " + advice,
     ]
