@@ -145,9 +145,7 @@ def _assemble(task: AssembleTask) -> AssembleResult:
         message = f"ptxas cannot assemble {where}:\n{_indent(str(error))}"
         raise CompileError(message, module=task.module, arch=str(task.arch), stage="ptxas", log=str(error)) from None
     except ptxas.PtxasCrashError as error:
-        name = _signal_name(error.signal)
-        message = f"ptxas crashed on {where}, with {name}. {CRASH_ADVICE}"
-        raise WorkerCrashError(message, module=task.module, arch=str(task.arch), stage="ptxas", log=name) from None
+        raise _crash(task, error.signal) from None
     _check_cubin(task, done)
     return AssembleResult(done.cubin, done.resources, done.log)
 
@@ -162,7 +160,11 @@ def _floor(task: FloorTask) -> FloorResult:
         try:
             lowered = ptx.with_version(text, version).encode()
             ptxas.assemble(program, lowered, str(task.arch.as_real), task.ptxas)
-        except (ptxas.PtxasError, ptxas.PtxasCrashError):
+        except ptxas.PtxasError:
+            return False
+        except ptxas.PtxasCrashError as error:
+            if _signal_name(error.signal) not in _OWN_CRASHES:  # someone killed it: that says nothing of the version
+                raise _crash(task, error.signal) from None
             return False
         return True
 
@@ -174,6 +176,16 @@ def _floor(task: FloorTask) -> FloorResult:
         else:
             low = middle + 1
     return FloorResult(versions[high], _minimum_driver(versions[high], task.compiler.line))
+
+
+#: How ptxas dies by itself: old ones of PTX that is too new for them.
+_OWN_CRASHES = ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL")
+
+
+def _crash(task: AssembleTask | FloorTask, number: int) -> WorkerCrashError:
+    name = _signal_name(number)
+    message = f"ptxas crashed on module {task.module!r} for {task.arch}, with {name}. {CRASH_ADVICE}"
+    return WorkerCrashError(message, module=task.module, arch=str(task.arch), stage="ptxas", log=name)
 
 
 CRASH_ADVICE = (

@@ -217,10 +217,8 @@ def test_full_disk_under_temporary_files(site: Site) -> None:
             process = site.start()
             output, _ = process.communicate(timeout=300)
             assert process.returncode != 0
-            assert "No space left on device" in output
-            assert "cuda-aot: cannot" in output
-            assert "TMPDIR" in output
-            assert "worker failed" not in output
+            assert "Free some space, or set TMPDIR" in output
+            assert "Traceback" not in output
             assert list(site.temporary.iterdir()) == []
     site.check()
 
