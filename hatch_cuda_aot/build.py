@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from hatch_cuda_aot.archs import Target
-from hatch_cuda_aot.cache import Cache, key_of
+from hatch_cuda_aot.cache import Cache, is_cacheable, key_of
 from hatch_cuda_aot.collect import collect
 from hatch_cuda_aot.compile.pool import WorkerPool, default_jobs
 from hatch_cuda_aot.compile.tasks import (
@@ -84,7 +84,7 @@ def plan_project(config: Config) -> Plan:
     """Decide what to compile; no compiler is needed for that."""
     line = select_line(config.cuda, config.modules, visible_ccs)
     modules = [
-        Module(module, read_tree(config.root, module.sources, module.settings.include_dirs))
+        Module(module, read_tree(config.root, module.sources, module.settings.include_dirs, module.settings.headers))
         for module in config.modules
     ]
     return make_plan(modules, line, visible_ccs)
@@ -109,7 +109,7 @@ def compile_plan(
 
 
 class _Step(NamedTuple):
-    """A task on its way to its result: first perhaps fetched from the shared cache, then run."""
+    """A task on its way to its result: perhaps fetched from the shared cache, else run.  One without a key is not kept."""
 
     number: int
     job: Job
@@ -166,7 +166,7 @@ class _Run:
             if step.fetched and result is None:
                 self._run(step)
                 continue
-            if self._cache is not None and not step.fetched:
+            if self._cache is not None and step.key and not step.fetched:
                 with span("cache put", **_about(step.task)):
                     self._cache.put(step.key, result)
             self._finish(*step[:4], result, cached=step.fetched)
@@ -176,7 +176,7 @@ class _Run:
 
     def _start(self, number: int, job: Job, target: Target | None, task: FrontTask | ImageTask) -> None:
         step = _Step(number, job, target, task)
-        if self._cache is not None:
+        if self._cache is not None and is_cacheable(task, self._toolchain):
             with span("cache get", **_about(task)):
                 step = step._replace(key=key_of(task, self._toolchain))
                 result = self._cache.get(step.key)

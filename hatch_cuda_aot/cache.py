@@ -19,12 +19,13 @@ from pathlib import Path
 from types import TracebackType
 
 from hatch_cuda_aot.codec import decode, encode
-from hatch_cuda_aot.compile.tasks import FrontResult, FrontTask, ImageResult, ImageTask
+from hatch_cuda_aot.compile.tasks import AssembleTask, FrontResult, FrontTask, ImageResult, ImageTask
+from hatch_cuda_aot.scratch import is_abandoned, try_lock
 from hatch_cuda_aot.shared import SharedLevel
 from hatch_cuda_aot.spans import span
 from hatch_cuda_aot.toolchain import Toolchain
 
-__all__ = ["Cache", "default_folder", "is_off", "key_of", "open_cache"]
+__all__ = ["Cache", "default_folder", "is_cacheable", "is_off", "key_of", "open_cache"]
 
 #: Part of every key: a change of what is stored, or of how a task is run, must not meet old entries.
 SCHEMA = "2"
@@ -104,7 +105,8 @@ class Cache:
         folder = os.path.dirname(path)
         with contextlib.suppress(OSError):
             os.makedirs(folder, exist_ok=True, mode=0o700)
-            descriptor, temporary = tempfile.mkstemp(dir=folder)
+            descriptor, temporary = tempfile.mkstemp(dir=folder, prefix=_UNFINISHED)
+            try_lock(descriptor)  # while this process lives; see `trim`
             try:
                 with os.fdopen(descriptor, "wb") as file:
                     file.write(entry)
@@ -115,9 +117,12 @@ class Cache:
                 raise
 
     def trim(self, limit: int = LIMIT) -> None:
-        """Remove the least recently used entries beyond `limit` bytes."""
+        """Remove the least recently used entries beyond `limit` bytes, and what killed builds did not finish writing."""
         with contextlib.suppress(OSError):
-            entries = [(stat.st_mtime, stat.st_size, path) for path, stat in _entries(Path(self._folder))]
+            folder = Path(self._folder)
+            for path in filter(is_abandoned, folder.glob(f"??/{_UNFINISHED}*")):
+                path.unlink(missing_ok=True)
+            entries = [(stat.st_mtime, stat.st_size, path) for path, stat in _entries(folder)]
             total = sum(size for _, size, _ in entries)
             for _, size, path in sorted(entries):
                 if total <= limit:
@@ -127,6 +132,10 @@ class Cache:
 
     def _path(self, key: str) -> str:
         return os.path.join(self._folder, _name(key))
+
+
+#: Begins the names of files that are being written; no key does, as keys are hexadecimal.
+_UNFINISHED = "tmp"
 
 
 def key_of(task: FrontTask | ImageTask, toolchain: Toolchain) -> str:
@@ -143,10 +152,14 @@ def key_of(task: FrontTask | ImageTask, toolchain: Toolchain) -> str:
         ("arch", str(task.arch)),
         ("ptxas-version", toolchain.ptxas),
     ]
+    if not isinstance(task, AssembleTask):
+        fields.append(("bindings-version", toolchain.bindings))
     if isinstance(task, FrontTask):
         fields += [
             ("nvrtc-version", toolchain.nvrtc),
+            ("nvjitlink-version", toolchain.nvjitlink if len(task.sources) > 1 else ""),
             ("cccl-version", toolchain.cccl),
+            ("headers", task.visible(toolchain.headers)),
             ("tree", task.tree.digest),
             ("sources", task.sources),
             ("expressions", task.expressions),
@@ -159,13 +172,18 @@ def key_of(task: FrontTask | ImageTask, toolchain: Toolchain) -> str:
     return hashlib.sha256(repr(fields).encode()).hexdigest()
 
 
+def is_cacheable(task: FrontTask | ImageTask, toolchain: Toolchain) -> bool:
+    """Tell whether a key can say all that the task's result depends on."""
+    return not toolchain.unknown and (not isinstance(task, FrontTask) or task.tree.is_closed(task.defines))
+
+
 @functools.cache
 def _program_digest() -> str:
     """Return the digest of our own code that stands between a task and its result."""
-    from hatch_cuda_aot import compile as package
-
+    package = Path(__file__).parent
+    used = [package / "sources.py", package / "toolchain.py", package / "runtime" / "arch.py"]
     state = hashlib.sha256()
-    for path in sorted(Path(package.__file__ or "").parent.glob("*.py")):
+    for path in [*sorted(package.glob("compile/*.py")), *used]:
         state.update(path.read_bytes())
     return state.hexdigest()
 

@@ -17,7 +17,7 @@ from hatch_cuda_aot.archs import Target
 from hatch_cuda_aot.compile.options import Routed, route
 from hatch_cuda_aot.errors import ConfigError, Problem
 from hatch_cuda_aot.keys import KEYS, MODULE_KEYS, TABLE, ItemError, Key
-from hatch_cuda_aot.sources import expand, is_outside, relative
+from hatch_cuda_aot.sources import HEADERS, expand, is_outside, relative
 
 __all__ = [
     "ENVIRONMENT_PREFIX",
@@ -40,6 +40,7 @@ class Settings:
     Attributes:
         archs: each item as parsed: targets, or a word such as ``all``.
         include_dirs: folders of the project that are searched for headers, relative to its root.
+        headers: files of the project that the sources can see beyond those that ``#include`` lines lead to.
         std: the language standard.
         defines: (name, value) of each macro.
         options: the further compiler options, as each program gets them.
@@ -59,6 +60,7 @@ class Settings:
     lineinfo: bool
     debug: bool
     embed_source: bool = False
+    headers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,6 +366,8 @@ def _settings(root: Path, values: _Values, problems: list[Problem], *, linked: b
             continue
         if problem not in problems:
             problems.append(problem)
+    headers, wrong_headers = expand(root, values["headers"], values.place("headers"), HEADERS)
+    problems += [problem for problem in wrong_headers if problem not in problems]
     return Settings(
         values["archs"],
         tuple(folders),
@@ -374,6 +378,7 @@ def _settings(root: Path, values: _Values, problems: list[Problem], *, linked: b
         values["lineinfo"] and not values["debug"],
         values["debug"],
         values["embed-source"],
+        tuple(headers),
     )
 
 

@@ -219,6 +219,16 @@ KEYS: tuple[Key, ...] = (
         _strings,
         per_module=True,
     ),
+    Key(
+        "headers",
+        "list of globs",
+        [],
+        "Headers that the search for `#include` lines cannot find, relative to the project: those that are included through "
+        "a macro, or only by a header of the toolkit. With them come the headers that they include. All other headers of "
+        "the project are found by themselves.",
+        _strings,
+        per_module=True,
+    ),
     Key("std", "string", "c++17", "The language standard.", _std, per_module=True),
     Key(
         "defines",

@@ -86,7 +86,7 @@ def needs_of(modules: Sequence[Module]) -> Needs:
     """Return what the modules need beyond the compiler."""
     return Needs(
         linker=any(len(module.config.sources) > 1 for module in modules),
-        curand=any(name.startswith("curand") for module in modules for name in module.tree.unresolved),
+        curand=any(module.tree.includes_curand for module in modules),
     )
 
 
@@ -140,7 +140,7 @@ def _place_expressions(module: Module) -> tuple[tuple[str, str], ...]:
         name = expression.partition("<")[0].rpartition("::")[2].strip()
         owner = next((source for source in sources if name in module.tree.text(source)), sources[0])
         placed.append((expression, owner))
-    return tuple(placed)
+    return tuple(sorted(placed))  # in whichever order they are listed, the images are the same
 
 
 def _nvrtc_options(settings: Settings) -> tuple[str, ...]:

@@ -5,9 +5,7 @@ hatchling constructs hooks several times, also only to ask for dependencies, so 
 
 from __future__ import annotations
 
-import tempfile
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
@@ -18,6 +16,7 @@ if TYPE_CHECKING:
     from hatch_cuda_aot.config import Config
     from hatch_cuda_aot.plan import Plan
     from hatch_cuda_aot.project import Project
+    from hatch_cuda_aot.scratch import Scratch
 
 __all__ = ["CudaAotBuildHook"]
 
@@ -26,6 +25,8 @@ class CudaAotBuildHook(BuildHookInterface[Any]):
     """Compiles the project's CUDA sources and puts the images, the manifest and the loader into its wheel."""
 
     PLUGIN_NAME = "cuda-aot"
+
+    _scratch: Scratch | None = None
 
     def dependencies(self) -> list[str]:
         """Return the packages that the build needs; the build frontend installs them before it."""
@@ -52,6 +53,11 @@ class CudaAotBuildHook(BuildHookInterface[Any]):
         except BuildError as error:
             self._abort(error)
 
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:  # noqa: ARG002 -- as above
+        """Remove what only hatchling needed."""
+        if self._scratch is not None:
+            self._scratch.close()
+
     def clean(self, versions: list[str]) -> None:  # noqa: ARG002 -- the interface's signature
         """Remove what an editable build wrote into the source tree."""
         from hatch_cuda_aot.stage import remove_folder
@@ -64,7 +70,8 @@ class CudaAotBuildHook(BuildHookInterface[Any]):
                 self._warn(f"nothing cleaned, as the configuration is wrong: {error}")
 
     def _build(self, project: Project, config: Config, version: str, build_data: dict[str, Any]) -> None:
-        from hatch_cuda_aot.stage import write_folder
+        from hatch_cuda_aot.scratch import Scratch
+        from hatch_cuda_aot.stage import remove_leftovers, write_folder, write_new_folder
 
         reporter = _Reporter(self.app)
         built = project.build(config, reporter, self._warn, in_tree=version == "editable")
@@ -76,13 +83,14 @@ class CudaAotBuildHook(BuildHookInterface[Any]):
             write_folder(project.folder(config), built.files)
             return
         # Held by the hook, so that it outlives this method; hatchling skips finalize() after an error.
-        self._staging = tempfile.TemporaryDirectory(prefix="hatch-cuda-aot-")
-        folder = Path(self._staging.name, "files")
-        write_folder(folder, built.files)
+        self._scratch = Scratch()
+        folder = self._scratch.path / "files"
+        write_new_folder(folder, built.files)
         inside = project.wheel_folder(config)
         build_data["force_include"].update({str(folder / name): f"{inside}/{name}" for name in built.files})
         # Whatever an earlier editable build left in the tree stays out of the wheel.
         self.build_config.build_reserved_paths.update(project.stale_files(config))
+        remove_leftovers(project.folder(config))
 
     def _project(self) -> Project:
         from hatchling.builders.wheel import WheelBuilder

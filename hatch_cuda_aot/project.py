@@ -184,7 +184,7 @@ def _ships(sdist: SdistBuilder, path: str) -> bool:
 
 def _modules(config: Config) -> list[Module]:
     return [
-        Module(module, read_tree(config.root, module.sources, module.settings.include_dirs))
+        Module(module, read_tree(config.root, module.sources, module.settings.include_dirs, module.settings.headers))
         for module in config.modules
     ]
 

@@ -21,10 +21,16 @@ def summarise(result: BuildResult, files: Mapping[str, bytes], warnings: int, se
     images = [image for module in result.modules for image in module.images]
     cubins, texts = (sum(len(image.data) for image in images if image.kind == kind) for kind in ("cubin", "ptx"))
     total = sum(len(content) for content in files.values())
+    unknown = ", ".join(result.toolchain.unknown)
+    kept = (
+        f"nothing kept in the cache, as the exact version of {unknown} is not known"
+        if unknown
+        else (f"{result.hits} of {result.tasks} results from the cache")
+    )
     parts = [
         f"built {_count(kernels, 'kernel')} in {_count(len(images), 'image')}",
         f"cubins {format_size(cubins)}, PTX {format_size(texts)}, in all {format_size(total)}",
-        f"{result.hits} of {result.tasks} results from the cache",
+        kept,
         *([f"{_count(warnings, 'compiler warning')} (shown with -v)"] if warnings else []),
         format_seconds(seconds),
     ]

@@ -1,21 +1,22 @@
 """Lays a build's files out: the runtime, the manifest and the images, in a folder of their own.
 
 The folder is written beside its place and then moved there, so that a build that fails leaves the one before it as it
-was.
+was.  What a killed build leaves beside it, the next one removes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
-import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from hatch_cuda_aot.errors import SourceError
+from hatch_cuda_aot.scratch import locked
 from hatch_cuda_aot.stub import make_stub
 
-__all__ = ["FOLDER", "remove_folder", "runtime_files", "write_folder"]
+__all__ = ["FOLDER", "remove_folder", "remove_leftovers", "runtime_files", "write_folder", "write_new_folder"]
 
 #: Name of the folder inside the package.
 FOLDER = "_cuda_aot"
@@ -32,7 +33,9 @@ def runtime_files(kernels: Iterable[str]) -> dict[str, bytes]:
 
 
 def write_folder(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Make `folder` hold exactly `files`, or leave it as it is.  A file that is there already is not written again.
+    """Make `folder` hold exactly `files`, or leave it as it is; builds that do so at once wait for each other.
+
+    A file that is there already is not written again.
 
     Raises:
         SourceError: if the place cannot be written.
@@ -40,30 +43,80 @@ def write_folder(folder: Path, files: Mapping[str, bytes]) -> None:
     """
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     except OSError as error:
         message = f"cannot write to {folder.parent}: {error.strerror}"
         raise SourceError(message) from error
-    old = staging.with_name(f"{staging.name}-old")
+    aside = folder.parent / "__pycache__" / f"{folder.name}.{os.getpid()}.tmp"  # hatchling ships no __pycache__
+    with locked(folder.parent) as alone:
+        if alone:
+            _sweep(folder)
+        try:
+            _write(aside / "new", files, folder)
+            _replace(folder, aside / "new", aside / "old")
+        except OSError as error:
+            message = f"cannot write {folder}: {error.strerror}"
+            raise SourceError(message) from error
+        finally:
+            _remove(aside)
+
+
+def write_new_folder(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Make `folder`, in a place that only this build knows.
+
+    Raises:
+        SourceError: if the place cannot be written.
+
+    """
     try:
-        for name, content in files.items():
-            path = staging / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            if not _linked(path, folder / name, content):
-                path.write_bytes(content)
-            path.chmod(0o644)
-        staging.chmod(0o755)
+        _write(folder, files)
+    except OSError as error:
+        message = f"cannot write {folder}: {error.strerror}. Free some space, or set TMPDIR"
+        raise SourceError(message) from error
+
+
+def _write(folder: Path, files: Mapping[str, bytes], before: Path | None = None) -> None:
+    """Make `folder`; what the folder `before` has already is linked."""
+    folder.mkdir(parents=True)
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if before is None or not _linked(path, before / name, content):
+            path.write_bytes(content)
+        path.chmod(0o644)
+    folder.chmod(0o755)
+
+
+def _replace(folder: Path, new: Path, old: Path) -> None:
+    try:
         if folder.exists():
             os.rename(folder, old)
-        os.rename(staging, folder)
-    except OSError as error:
-        message = f"cannot write {folder}: {error.strerror}"
-        raise SourceError(message) from error
+        os.rename(new, folder)
     finally:
         if old.exists() and not folder.exists():  # it failed, or was interrupted, between the two moves
             os.rename(old, folder)
-        shutil.rmtree(staging, ignore_errors=True)
-        shutil.rmtree(old, ignore_errors=True)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove what builds that were killed while they wrote `folder` left beside it."""
+    if any(_leftovers(folder)):
+        with locked(folder.parent) as alone:
+            if alone:
+                _sweep(folder)
+
+
+def _leftovers(folder: Path) -> Iterator[Path]:
+    return (folder.parent / "__pycache__").glob(f"{folder.name}.*.tmp")
+
+
+def _sweep(folder: Path) -> None:
+    for aside in _leftovers(folder):
+        _remove(aside)
+
+
+def _remove(aside: Path) -> None:
+    shutil.rmtree(aside, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        aside.parent.rmdir()  # unless Python has something in it
 
 
 def _linked(path: Path, old: Path, content: bytes) -> bool:

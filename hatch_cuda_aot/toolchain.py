@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import hashlib
 import importlib.metadata
+import os
 import platform
 import re
 import subprocess
@@ -28,6 +30,7 @@ __all__ = [
     "check_platform",
     "choose_line",
     "find_toolchain",
+    "identify_headers",
     "installed_line",
     "known_cuda_values",
     "line_named",
@@ -131,6 +134,10 @@ class Toolchain:
         cccl: version of the CCCL headers, as their macro ``CCCL_VERSION`` has it.
         include_dirs: the toolkit's header folders, each under the short name by which diagnostics show it.
         archs: what NVRTC says that it supports, as compute capabilities.
+        nvjitlink: version of nvJitLink, as ``"12.9.86"``; empty where no module needs it.
+        bindings: version of cuda.bindings, which knows the driver that a version of PTX needs.
+        headers: for each of `include_dirs` its short name, and what exactly is in the folder; see `identify_headers`.
+        unknown: the parts of which that cannot be said: what they make must not be kept for another build.
 
     """
 
@@ -141,6 +148,10 @@ class Toolchain:
     cccl: str
     include_dirs: tuple[tuple[str, str], ...]
     archs: tuple[int, ...]
+    nvjitlink: str = ""
+    bindings: str = ""
+    headers: tuple[tuple[str, str], ...] = ()
+    unknown: tuple[str, ...] = ()
 
 
 def known_cuda_values() -> list[str]:
@@ -266,8 +277,7 @@ def find_toolchain(line: Line, needs: Needs) -> Toolchain:
     nvrtc, archs = _find_nvrtc(line, missing)
     ptxas_path, ptxas = _find_ptxas(line, missing)
     include_dirs = _find_headers(line, needs, missing)
-    if needs.linker:
-        _check_nvjitlink(line, missing)
+    nvjitlink = _find_nvjitlink(line, archs, missing) if needs.linker else ""
     if missing:
         wanted = requirements(line, needs)
         message = (
@@ -278,7 +288,25 @@ def find_toolchain(line: Line, needs: Needs) -> Toolchain:
             + " ".join(f"'{requirement}'" for requirement in wanted)
         )
         raise NoCompilerError(message, requirements=wanted)
-    return Toolchain(line.version, nvrtc, ptxas, ptxas_path, _cccl_version(include_dirs), include_dirs, archs)
+    bindings = _version_of("cuda-bindings") or ""
+    headers = tuple((short, identify_headers(Path(folder))) for short, folder in include_dirs)
+    programs = {"NVRTC": nvrtc, "ptxas": ptxas, **({"nvJitLink": nvjitlink} if needs.linker else {})}
+    unknown = [name for name, version in programs.items() if not re.fullmatch(r"[0-9]+(\.[0-9]+){2,}", version)]
+    unknown += [] if bindings else ["cuda.bindings"]
+    unknown += [f"the headers in {dict(include_dirs)[short]}" for short, what in headers if not what]
+    return Toolchain(
+        line.version,
+        nvrtc,
+        ptxas,
+        ptxas_path,
+        _cccl_version(include_dirs),
+        include_dirs,
+        archs,
+        nvjitlink,
+        bindings,
+        headers,
+        tuple(unknown),
+    )
 
 
 def _find_nvrtc(line: Line, missing: list[str]) -> tuple[str, tuple[int, ...]]:
@@ -397,17 +425,61 @@ def _cccl_version(include_dirs: tuple[tuple[str, str], ...]) -> str:
 _CCCL_VERSION = re.compile(r"^#\s*define\s+CCCL_VERSION\s+([0-9]+)", re.MULTILINE)
 
 
-def _check_nvjitlink(line: Line, missing: list[str]) -> None:
+def _find_nvjitlink(line: Line, archs: Sequence[int], missing: list[str]) -> str:
     _load_from_wheel(f"nvidia-nvjitlink{line.suffix}", "nvJitLink")
     try:
-        from hatch_cuda_aot.compile.nvjitlink import version
+        from hatch_cuda_aot.compile.nvjitlink import build_version, version
 
         found = version()
+        if found == line.version:
+            return build_version(Arch(min(archs), virtual=True)) if archs else found
     except Exception as error:  # noqa: BLE001 -- as above
         missing.append(f"nvJitLink ({_first_line(error)})")
-        return
-    if found != line.version:
-        missing.append(f"nvJitLink {line.version} (found {found})")
+        return ""
+    missing.append(f"nvJitLink {line.version} (found {found})")
+    return ""
+
+
+def identify_headers(folder: Path) -> str:
+    """Say exactly which headers a folder holds: the wheels that own files in it, or the digest of all it holds.
+
+    Of the wheels their names and versions are enough, as a release on the index never changes.  Headers of a toolkit
+    that was installed otherwise carry no exact version, so their contents speak for them.  Empty if they cannot be read.
+    """
+    folder = Path(os.path.realpath(folder))
+    for site in folder.parents:
+        inside = f"{folder.relative_to(site).as_posix()}/"
+        owners = [info.name for info in sorted(site.glob("*.dist-info")) if _owns(info, inside)]
+        if owners:
+            return " ".join(name.removesuffix(".dist-info") for name in owners)
+    with contextlib.suppress(OSError):
+        return _digest_of(folder)
+    return ""
+
+
+def _owns(info: Path, folder: str) -> bool:
+    if not info.name.startswith(("nvidia_", "cuda_")):
+        return False
+    try:
+        record = (info / "RECORD").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    return record.startswith(folder) or f"\n{folder}" in record
+
+
+def _digest_of(folder: Path) -> str:
+    def stop(error: OSError) -> None:
+        raise error
+
+    state = hashlib.sha256()
+    for parent, folders, names in os.walk(folder, onerror=stop):
+        folders.sort()
+        for name in sorted(names):
+            path = Path(parent, name)
+            content = path.read_bytes()
+            state.update(f"{path.relative_to(folder).as_posix()}:{len(content)}:".encode(errors="surrogateescape"))
+            state.update(content)
+    return state.hexdigest()
 
 
 def _file_of(distribution: str, wanted: Callable[[str], object]) -> Path | None:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hatch_cuda_aot.compile.ptx import parse, retarget
+from hatch_cuda_aot.compile.nvrtc import compile_program
+from hatch_cuda_aot.compile.ptx import parse, release_of, retarget
 from hatch_cuda_aot.runtime.arch import Arch
 
-__all__ = ["LinkError", "link", "version"]
+__all__ = ["LinkError", "build_version", "link", "version"]
 
 
 class LinkError(Exception):
@@ -56,6 +57,12 @@ def version() -> str:
 
     major, minor = nvjitlink.version()
     return f"{major}.{minor}"
+
+
+def build_version(arch: Arch) -> str:
+    """Return nvJitLink's full version, as ``"12.9.86"``, which only its output tells; `arch` may be any."""
+    empty = compile_program("", "version.cu", [f"-arch={arch}", "-dlto", "-no-cache"], lto=True)
+    return release_of(link([("version.cu", empty.code)], arch, [])) or version()
 
 
 def _log(handle: int) -> str:

@@ -6,11 +6,11 @@ process (seen with 12.9 and 13.5), so this is called in worker processes that se
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hatch_cuda_aot.compile.ptx import release_of
 from hatch_cuda_aot.runtime.arch import Arch
 
 __all__ = ["NvrtcError", "NvrtcResult", "build_version", "compile_program", "supported_ccs", "supports", "version"]
@@ -90,8 +90,7 @@ def version() -> str:
 def build_version() -> str:
     """Return NVRTC's full version, as ``"12.9.86"``, which only its output tells."""
     ptx = compile_program("", "version.cu", ["-no-cache"]).code.decode()
-    match = re.search(r"Cuda compilation tools, release [0-9.]+, V([0-9.]+)", ptx)
-    return match[1] if match else version()
+    return release_of(ptx) or version()
 
 
 def supported_ccs() -> tuple[int, ...]:

@@ -247,8 +247,11 @@ _GLUED = ("-D", "-I", "-U", "-O")
 #: Options of ptxas that the build sets itself, or that would change what it writes.
 _PTXAS_OWN = re.compile(
     r"--?(arch|gpu-name|o|output-file|c|compile-only|e|entry|g|device-debug|lineinfo|generate-line-info|optf|options-file"
-    r"|ias|input-as-string|h|help|V|version|arch-ls|list-arch|m|machine)(=.*)?"
+    r"|ias|input-as-string|h|help|V|version|arch-ls|list-arch|m|machine|apply-controls)(=.*)?"
 )
+
+#: The value of an option before it.  Anything else ptxas takes for another file to read, which no cache would know of.
+_PTXAS_VALUE = re.compile(r"[\w+-]+")
 
 
 def _parse(options: Sequence[str]) -> Iterator[_Given]:
@@ -280,7 +283,11 @@ def _split_commas(text: str) -> list[str]:
 
 def _check_ptxas(option: str) -> str | None:
     if not option.startswith("-"):
-        return None
+        return (
+            None
+            if _PTXAS_VALUE.fullmatch(option)
+            else f"holds {option!r}, which is neither an option nor a plain value"
+        )
     if _PTXAS_OWN.fullmatch(option):
         return f"holds {option!r}, which the build sets itself"
     return None

@@ -18,10 +18,12 @@ import threading
 from concurrent.futures import Future
 from types import TracebackType
 
+from hatch_cuda_aot.compile.environment import worker_environ
 from hatch_cuda_aot.compile.run import CRASH_ADVICE
 from hatch_cuda_aot.compile.tasks import FrontTask, ProbeTask, Result, Task, step_of
 from hatch_cuda_aot.compile.worker import receive, send
 from hatch_cuda_aot.errors import WorkerCrashError
+from hatch_cuda_aot.scratch import Scratch
 from hatch_cuda_aot.spans import Span, adopt, clock, on_track, recorded, span
 
 __all__ = ["WorkerPool", "default_jobs"]
@@ -46,7 +48,8 @@ class WorkerPool:
         self._queue: queue.PriorityQueue[tuple[float, int, int, Task | None, Future[Result] | None]]
         self._queue = queue.PriorityQueue()
         self._order = itertools.count()
-        self._slots = [_Slot() for _ in range(jobs)]
+        self._scratch = Scratch()
+        self._slots = [_Slot(str(self._scratch.path)) for _ in range(jobs)]
         self._threads: list[threading.Thread] = []
         self._closed = False
         self._spans = recorded()
@@ -70,6 +73,7 @@ class WorkerPool:
             self._queue.put((float("-inf"), next(self._order), 0, None, None))
         for thread in self._threads:
             thread.join()
+        self._scratch.close()
 
     def __enter__(self) -> WorkerPool:
         return self
@@ -98,7 +102,8 @@ class WorkerPool:
 class _Slot:
     """One place for a worker process, which is replaced when it died or when the next task must not share it."""
 
-    def __init__(self) -> None:
+    def __init__(self, temporary: str) -> None:
+        self._temporary = temporary
         self._process: subprocess.Popen[bytes] | None = None
         self._affinity: tuple[str, ...] | None = None
         self._killed = False
@@ -143,6 +148,7 @@ class _Slot:
                     [sys.executable, "-c", _START, json.dumps(sys.path)],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
+                    env=worker_environ(os.environ, self._temporary),
                     # A group of its own: Ctrl-C reaches only the build, which then kills the worker and its ptxas.
                     start_new_session=True,
                 )

@@ -7,6 +7,8 @@ Source for the directives: NVIDIA, Parallel Thread Execution ISA.
 
 from __future__ import annotations
 
+import itertools
+import os
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable
@@ -20,9 +22,11 @@ __all__ = [
     "opened_toolkit_namespaces",
     "parse",
     "prune",
+    "release_of",
     "retarget",
     "versions_up_to",
     "with_version",
+    "without_folder",
 ]
 
 
@@ -124,6 +128,40 @@ def opened_toolkit_namespaces(sources: Iterable[str]) -> frozenset[str]:
 def with_version(text: str, version: str) -> str:
     """Return `text` with another version of the PTX ISA in its ``.version`` line."""
     return _VERSION.sub(f".version {version}", text, count=1)
+
+
+def release_of(text: str) -> str:
+    """Return the full version of the compiler that wrote a text, as ``"12.9.86"``; empty if it does not say."""
+    match = re.search(r"Cuda compilation tools, release [0-9.]+, V([0-9.]+)", text)
+    return match[1] if match else ""
+
+
+def without_folder(text: str, folder: str) -> str:
+    """Take the folder of a compilation out of its line and debug information.
+
+    File names become relative to it.  The compilation directory of debug information, which stands there as bytes, gets a
+    name of the same length that means the current folder, as other places in that section are told by their distance.
+    """
+    for separator in ("/", "\\"):
+        text = text.replace(f'"{_quoted(folder + separator)}', '"')
+    name = os.fsencode(folder)
+    if len(name) > 1:
+        between = r"(?:,|\n\.b8 )"
+        text = re.sub(rf"(?<=\n\.b8 ){between.join(map(str, name))}(?=\n\.b8 0\n)", _here, text)
+    return text
+
+
+def _here(match: re.Match[str]) -> str:
+    here = itertools.cycle(b"./")
+    return re.sub(r"(?<![a-z0-9])[0-9]+", lambda _: str(next(here)), match[0])
+
+
+def _quoted(name: str) -> str:
+    """Write a file name as LLVM does in ``.file``."""
+    return "".join(
+        f"\\{chr(byte)}" if byte in b'"\\' else chr(byte) if 32 <= byte < 127 else f"\\{byte:03o}"
+        for byte in os.fsencode(name)
+    )
 
 
 def versions_up_to(version: str) -> tuple[str, ...]:

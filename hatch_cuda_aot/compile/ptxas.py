@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
+import signal
+import struct
 import subprocess
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["PtxasCrashError", "PtxasError", "PtxasResult", "Resources", "assemble", "parse_resources"]
+__all__ = ["PtxasCrashError", "PtxasError", "PtxasResult", "Resources", "assemble", "is_complete", "parse_resources"]
 
 
 class PtxasError(Exception):
@@ -50,6 +54,7 @@ def assemble(program: str, ptx: bytes, arch: str, options: Sequence[str]) -> Ptx
     Raises:
         PtxasError: if it refuses.
         PtxasCrashError: if it is killed by a signal.
+        OSError: if there is no space for its input or output.
 
     """
     with tempfile.TemporaryDirectory(prefix="hatch-cuda-aot-") as folder:
@@ -58,14 +63,34 @@ def assemble(program: str, ptx: bytes, arch: str, options: Sequence[str]) -> Ptx
         command = [program, "-v", f"-arch={arch}", *options, source.name, "-o", target.name]
         done = subprocess.run(command, cwd=folder, capture_output=True, check=False, stdin=subprocess.DEVNULL)
         log = (done.stdout + done.stderr).decode(errors="replace")
+        if done.returncode == -getattr(signal, "SIGXFSZ", 0) or _WRITE_ERROR.search(log):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         if done.returncode < 0:
             raise PtxasCrashError(-done.returncode)
         if done.returncode != 0 or not target.is_file():
             raise PtxasError(log.strip())
         cubin = target.read_bytes()
+        if not is_complete(cubin):  # on a full disk ptxas may say nothing, and exit with 0
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     warnings = "\n".join(line for line in log.splitlines() if "warning" in line.lower())
     return PtxasResult(cubin, parse_resources(log), warnings)
 
+
+#: What ptxas says where it does not write its result; mostly it says nothing.
+_WRITE_ERROR = re.compile(r"Internal error: writing file|Output file '.*' could not be opened")
+
+
+def is_complete(cubin: bytes) -> bool:
+    """Tell whether a cubin has the length that its header tells: NVIDIA puts the table of segments or sections last."""
+    if len(cubin) < _HEADER.size or not cubin.startswith(b"\x7fELF"):
+        return False
+    segments, sections, segment_size, segment_count, section_size, section_count = _HEADER.unpack_from(cubin)
+    end: int = max(segments + segment_size * segment_count, sections + section_size * section_count)
+    return len(cubin) >= end
+
+
+#: Of the header of a 64-bit ELF file: e_phoff, e_shoff, e_phentsize, e_phnum, e_shentsize, e_shnum.
+_HEADER = struct.Struct("<32xQQ6xHHHH2x")
 
 _ENTRY = re.compile(r"Compiling entry function '([^']+)'")
 _PROPERTIES = re.compile(r"Function properties for (\S+)")

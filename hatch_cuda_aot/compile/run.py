@@ -6,11 +6,13 @@ Nothing here knows of processes, caches or projects; `worker` calls it locally, 
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import io
 import os
 import re
 import signal
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,7 +30,7 @@ from hatch_cuda_aot.compile.tasks import (
     Result,
     Task,
 )
-from hatch_cuda_aot.errors import CompileError, ResultError, WorkerCrashError
+from hatch_cuda_aot.errors import BuildError, CompileError, ResultError, WorkerCrashError
 from hatch_cuda_aot.runtime.manifest import canonical_name
 from hatch_cuda_aot.spans import span
 from hatch_cuda_aot.toolchain import Toolchain, find_toolchain, line_named, unsupported_archs
@@ -43,13 +45,24 @@ def run(task: Task) -> Result:
         BuildError: whatever the user can mend; see `errors`.
 
     """
-    if isinstance(task, ProbeTask):
-        return _probe(task)
-    if isinstance(task, FrontTask):
-        return _front(task)
-    if isinstance(task, FloorTask):
-        return _floor(task)
-    return _assemble(task)
+    try:
+        if isinstance(task, ProbeTask):
+            return _probe(task)
+        if isinstance(task, FrontTask):
+            return _front(task)
+        if isinstance(task, FloorTask):
+            return _floor(task)
+        return _assemble(task)
+    except OSError as error:
+        if error.errno not in _NO_SPACE:
+            raise
+        where = tempfile.gettempdir()
+        message = f"cannot write temporary files below {where}: {error.strerror}. Free some space, or set TMPDIR"
+        raise BuildError(message) from error
+
+
+#: What the system says where a file cannot be written, or cannot grow.
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
 
 def _probe(task: ProbeTask) -> Toolchain:
@@ -68,7 +81,7 @@ def _front(task: FrontTask) -> FrontResult:
             text, symbols, log = _compile(task, options)
         else:
             text, symbols, log = _compile_and_link(task, options)
-        text = _forget_folder(text)
+        text = ptx.without_folder(text, os.getcwd())
     if task.prune:
         with span("prune"):
             text = ptx.prune(text, own=ptx.opened_toolkit_namespaces(task.tree.texts()))
@@ -138,9 +151,7 @@ def _assemble(task: AssembleTask) -> AssembleResult:
         message = f"ptxas cannot assemble {where}:\n{_indent(str(error))}"
         raise CompileError(message, module=task.module, arch=str(task.arch), stage="ptxas", log=str(error)) from None
     except ptxas.PtxasCrashError as error:
-        name = _signal_name(error.signal)
-        message = f"ptxas crashed on {where}, with {name}. {CRASH_ADVICE}"
-        raise WorkerCrashError(message, module=task.module, arch=str(task.arch), stage="ptxas", log=name) from None
+        raise _crash(task, error.signal) from None
     with span("check"):
         _check_cubin(task, done)
     return AssembleResult(done.cubin, done.resources, done.log)
@@ -157,7 +168,11 @@ def _floor(task: FloorTask) -> FloorResult:
             lowered = ptx.with_version(text, version).encode()
             with span("ptxas", version=version):
                 ptxas.assemble(program, lowered, str(task.arch.as_real), task.ptxas)
-        except (ptxas.PtxasError, ptxas.PtxasCrashError):
+        except ptxas.PtxasError:
+            return False
+        except ptxas.PtxasCrashError as error:
+            if _signal_name(error.signal) not in _OWN_CRASHES:  # someone killed it: that says nothing of the version
+                raise _crash(task, error.signal) from None
             return False
         return True
 
@@ -169,6 +184,16 @@ def _floor(task: FloorTask) -> FloorResult:
         else:
             low = middle + 1
     return FloorResult(versions[high], _minimum_driver(versions[high], task.compiler.line))
+
+
+#: How ptxas dies by itself: old ones of PTX that is too new for them.
+_OWN_CRASHES = ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL")
+
+
+def _crash(task: AssembleTask | FloorTask, number: int) -> WorkerCrashError:
+    name = _signal_name(number)
+    message = f"ptxas crashed on module {task.module!r} for {task.arch}, with {name}. {CRASH_ADVICE}"
+    return WorkerCrashError(message, module=task.module, arch=str(task.arch), stage="ptxas", log=name)
 
 
 CRASH_ADVICE = (
@@ -230,14 +255,14 @@ def _staged(task: FrontTask, toolchain: Toolchain) -> Iterator[list[str]]:
     installed.
     """
     before = Path.cwd()
-    with tempfile.TemporaryDirectory(prefix="hatch-cuda-aot-") as folder:
+    with _temporary_folder() as folder:
         with span("stage"):
             for path, content in task.tree.files:
                 target = Path(folder, path)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_bytes(content)
             flags = []
-            for short, where in toolchain.include_dirs:
+            for short, where in task.visible(toolchain.include_dirs):
                 link = Path(folder, ".cuda", short)
                 link.parent.mkdir(exist_ok=True)
                 try:
@@ -253,9 +278,20 @@ def _staged(task: FrontTask, toolchain: Toolchain) -> Iterator[list[str]]:
             os.chdir(before)
 
 
-def _forget_folder(text: str) -> str:
-    """Make the paths of line information relative to the project; NVRTC writes them below its current folder."""
-    return text.replace(f'"{Path.cwd()}{os.sep}', '"')
+#: Length of the folder of a compilation.  It shows in debug information, so it is the same whatever ``TMPDIR`` is.
+_LENGTH = 240
+
+
+@contextlib.contextmanager
+def _temporary_folder() -> Iterator[str]:
+    with tempfile.TemporaryDirectory(prefix="hatch-cuda-aot-") as outer:
+        missing = _LENGTH - len(os.fsencode(os.path.realpath(outer))) - 1
+        if missing < 1 or sys.platform == "win32":  # a long TMPDIR, or a system that has no long paths
+            yield outer
+            return
+        folder = os.path.join(outer, "x" * missing)
+        os.mkdir(folder)
+        yield folder
 
 
 def _without_name_map(log: str) -> str:
@@ -294,8 +330,8 @@ def _explain_missing_header(options: tuple[str, ...], log: str) -> str:
     advice = (
         f"It is in the wheel {wheel}"
         if wheel
-        else "If it is a header of the project, add its folder to `include-dirs`; an #include through a macro is not "
-        "followed: write it out once, in an `#if 0` block if need be"
+        else "If it is a header of the project, add its folder to `include-dirs`. One that is included through a macro, or "
+        "by a header of the toolkit, is not found by itself: list it in `headers`"
     )
     return f"\nsearched for {name!r}: {searched} (.cuda/ is the toolkit). {advice}"
 

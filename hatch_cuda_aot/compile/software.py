@@ -6,6 +6,8 @@ Two machines of equal `Software` make the same bytes of the same task.
 from __future__ import annotations
 
 import importlib.metadata
+import platform
+import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
@@ -31,7 +33,15 @@ _NO_WHEEL = "from no wheel"
 
 def software_of(toolchain: Toolchain, compiler: Compiler) -> dict[str, str]:
     """Return the versions of our own code, and of each part of the compiler as it says itself or its wheel does."""
-    parts = {PROGRAM: program(), "NVRTC": toolchain.nvrtc, "ptxas": toolchain.ptxas, "CCCL": toolchain.cccl}
+    parts = {
+        PROGRAM: program(),
+        "platform": f"{sys.platform} {platform.machine()}",
+        "NVRTC": toolchain.nvrtc,
+        "ptxas": toolchain.ptxas,
+        "CCCL": toolchain.cccl,
+        "cuda.bindings": toolchain.bindings,
+        **{f"headers in {short}": content for short, content in toolchain.headers},
+    }
     for name in _wheels(compiler):
         if name not in _SAY_THEMSELVES:
             parts[name] = _version_of(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from hatch_cuda_aot.compile.ptxas import Resources
@@ -72,6 +73,20 @@ class FrontTask:
     def affinity(self) -> tuple[str, ...]:
         """What must be the same for all front ends of one process: NVRTC remembers some options."""
         return self.nvrtc
+
+    @property
+    def defines(self) -> dict[str, str]:
+        """The macros among NVRTC's options."""
+        flag = "--define-macro="
+        pairs = (option[len(flag) :].partition("=") for option in self.nvrtc if option.startswith(flag))
+        return {name: value for name, _, value in pairs}
+
+    def visible(self, folders: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+        """Return those of the toolkit's header folders, given with their short names, that the sources may see.
+
+        cuRAND's is not for all, since whether it is there depends on the other modules of the build.
+        """
+        return [(short, what) for short, what in folders if short != "curand" or self.tree.includes_curand]
 
 
 @dataclass(frozen=True, slots=True)

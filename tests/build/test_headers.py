@@ -56,3 +56,19 @@ def test_wheels_that_a_header_needs(tmp_path: Path, header: str) -> None:
     assert ("nvidia-curand-cu12==10.3.10.*" in found) == header.startswith("curand")
     assert "nvidia-cuda-nvrtc-cu12==12.9.*" in found
     assert not any("nvjitlink" in requirement for requirement in found)
+
+
+def test_listed_headers_go_into_the_sdist(tmp_path: Path) -> None:
+    """What `headers` lists, and what that includes, belongs to the files that a build reads, so sdists carry it."""
+    (tmp_path / "pyproject.toml").write_text(
+        '[project]\nname = "pkg"\nversion = "1"\n'
+        '[tool.hatch.build.targets.wheel]\npackages = ["pkg"]\n[tool.hatch.build.targets.wheel.hooks.cuda-aot]\n'
+        '[tool.cuda-aot]\nsources = ["pkg/*.cu"]\nheaders = ["pkg/config*.h"]\n'
+    )
+    (tmp_path / "pkg").mkdir()
+    (tmp_path / "pkg" / "a.cu").write_text("#include CONFIG\n")
+    (tmp_path / "pkg" / "config_1.h").write_text('#include "deep.h"\n')
+    (tmp_path / "pkg" / "deep.h").write_text("")
+    (tmp_path / "pkg" / "other.h").write_text("")
+    project = Project(WheelBuilder(str(tmp_path)))
+    assert project.sources(project.config()) == ["pkg/a.cu", "pkg/config_1.h", "pkg/deep.h"]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hatch_cuda_aot import cache as cache_module
-from hatch_cuda_aot.cache import Cache, default_folder, key_of, open_cache
+from hatch_cuda_aot.cache import Cache, default_folder, is_cacheable, key_of, open_cache
 from hatch_cuda_aot.compile.ptxas import Resources
 from hatch_cuda_aot.compile.tasks import (
     AssembleResult,
@@ -22,6 +22,7 @@ from hatch_cuda_aot.compile.tasks import (
     FrontTask,
 )
 from hatch_cuda_aot.runtime.arch import Arch
+from hatch_cuda_aot.scratch import try_lock
 from hatch_cuda_aot.sources import SourceTree
 from hatch_cuda_aot.toolchain import Needs, Toolchain
 
@@ -46,7 +47,11 @@ TOOLCHAIN = Toolchain(
     cccl="3000003",
     include_dirs=(("include", "/venv/include"),),
     archs=(75, 80, 90),
+    nvjitlink="12.9.86",
+    bindings="12.9.2",
+    headers=(("include", "nvidia_cuda_runtime_cu12-12.9.79"), ("curand", "nvidia_curand_cu12-10.3.10.19")),
 )
+LINKED = dataclasses.replace(FRONT, sources=("k.cu", "a.h"))
 FRONT_RESULT = FrontResult(b".version 8.8\n", {"f<int>": "_Z1fIiEvv"}, 12090, "a warning")
 FLOOR = FloorTask(compiler=Compiler("12.9"), module="k", arch=Arch(90, virtual=True), ptx=ASSEMBLE.ptx, ptxas=("-O3",))
 FLOOR_RESULT = FloorResult("7.8", 11080)
@@ -100,20 +105,67 @@ def test_what_an_assembly_depends_on(task: AssembleTask) -> None:
 
 
 @pytest.mark.parametrize(
-    ("toolchain", "front", "assemble"),
+    ("changes", "counts"),
     [
-        (changed(TOOLCHAIN, line="13.0"), True, True),
-        (changed(TOOLCHAIN, nvrtc="12.9.41"), True, False),
-        (changed(TOOLCHAIN, ptxas="12.9.41"), True, True),
-        (changed(TOOLCHAIN, cccl="3000004"), True, False),
-        (changed(TOOLCHAIN, ptxas_path="/elsewhere/ptxas"), False, False),
-        (changed(TOOLCHAIN, include_dirs=(("include", "/elsewhere/include"),)), False, False),
+        ({"line": "13.0"}, {"front", "linked", "assemble", "floor"}),
+        ({"nvrtc": "12.9.41"}, {"front", "linked"}),
+        ({"ptxas": "12.9.41"}, {"front", "linked", "assemble", "floor"}),
+        ({"nvjitlink": "12.9.41"}, {"linked"}),
+        ({"nvjitlink": ""}, {"linked"}),
+        ({"bindings": "12.9.4"}, {"front", "linked", "floor"}),
+        ({"cccl": "3000004"}, {"front", "linked"}),
+        ({"headers": (("include", "nvidia_cuda_runtime_cu12-12.9.37"), TOOLCHAIN.headers[1])}, {"front", "linked"}),
+        ({"headers": (*TOOLCHAIN.headers, ("crt", "nvidia_cuda_nvcc_cu12-12.9.86"))}, {"front", "linked"}),
+        ({"headers": (("cccl", TOOLCHAIN.headers[0][1]), TOOLCHAIN.headers[1])}, {"front", "linked"}),
+        ({"headers": (TOOLCHAIN.headers[0], ("curand", "another"))}, set()),
+        ({"headers": TOOLCHAIN.headers[:1]}, set()),
+        ({"ptxas_path": "/elsewhere/ptxas"}, set()),
+        ({"include_dirs": (("include", "/elsewhere/include"),)}, set()),
+        ({"archs": (90,)}, set()),
     ],
+    ids=lambda value: str(sorted(value)),
 )
-def test_what_of_the_compiler_counts(toolchain: Toolchain, front: bool, assemble: bool) -> None:  # noqa: FBT001
-    """The exact versions of the compiler and its headers are in the key; where they are installed is not."""
-    assert (key_of(FRONT, toolchain) != key_of(FRONT, TOOLCHAIN)) is front
-    assert (key_of(ASSEMBLE, toolchain) != key_of(ASSEMBLE, TOOLCHAIN)) is assemble
+def test_what_of_the_compiler_counts(changes: dict[str, Any], counts: set[str]) -> None:
+    """The exact versions of what a task uses are in its key; where they are installed, and what others use, is not."""
+    tasks: dict[str, Any] = {"front": FRONT, "linked": LINKED, "assemble": ASSEMBLE, "floor": FLOOR}
+    toolchain = changed(TOOLCHAIN, **changes)
+    assert {name for name, task in tasks.items() if key_of(task, toolchain) != key_of(task, TOOLCHAIN)} == counts
+
+
+def test_curand_counts_where_it_is_included() -> None:
+    """The folder of cuRAND's headers is in the key of the sources that see it."""
+    task = changed(FRONT, tree=SourceTree(TREE.files, frozenset({"curand_kernel.h"})))
+    other = changed(TOOLCHAIN, headers=(TOOLCHAIN.headers[0], ("curand", "another")))
+    assert key_of(task, other) != key_of(task, TOOLCHAIN)
+    assert key_of(task, TOOLCHAIN) != key_of(FRONT, TOOLCHAIN)
+
+
+@pytest.mark.parametrize("path", ["compile/ptx.py", "compile/run.py", "sources.py", "toolchain.py", "runtime/arch.py"])
+def test_program_is_in_the_key(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    """Another version of the code that makes results from tasks does not meet entries of this one."""
+    read = Path.read_bytes
+    edited = Path(cache_module.__file__).parent / path
+    cache_module._program_digest.cache_clear()
+    before = key_of(FRONT, TOOLCHAIN)
+    monkeypatch.setattr(Path, "read_bytes", lambda file: read(file) + (b"# edited" if file == edited else b""))
+    cache_module._program_digest.cache_clear()
+    try:
+        assert key_of(FRONT, TOOLCHAIN) != before
+    finally:
+        cache_module._program_digest.cache_clear()
+
+
+def test_what_cannot_be_cached() -> None:
+    """Where a key cannot say all, nothing is kept: a part of unknown version, or a source that may read other files."""
+    assert all(is_cacheable(task, TOOLCHAIN) for task in (FRONT, ASSEMBLE, FLOOR))
+    unknown = changed(TOOLCHAIN, unknown=("NVRTC",))
+    assert not any(is_cacheable(task, unknown) for task in (FRONT, ASSEMBLE, FLOOR))
+    computed = changed(FRONT, tree=SourceTree.of_texts({"k.cu": "#include CONFIG"}))
+    assert is_cacheable(computed, TOOLCHAIN)
+    known = ("--std=c++17", '--define-macro=CONFIG="config.h"')
+    assert is_cacheable(changed(computed, nvrtc=known), TOOLCHAIN)
+    elsewhere = ('--define-macro=CONFIG="/home/me/config.h"',)
+    assert not is_cacheable(changed(computed, nvrtc=elsewhere), TOOLCHAIN)
 
 
 @pytest.mark.parametrize(
@@ -200,6 +252,29 @@ def test_damaged_entry(tmp_path: Path, damage: str) -> None:
     assert cache.hits == 0
     assert not path.exists()
     cache.put("ab12", FRONT_RESULT)
+    assert cache.get("ab12") == FRONT_RESULT
+
+
+def test_entry_under_another_name(tmp_path: Path) -> None:
+    """An entry is good only under its own key, however it came to another name."""
+    cache = Cache(tmp_path)
+    cache.put("ab12", FRONT_RESULT)
+    (tmp_path / "ab" / "ab13").write_bytes((tmp_path / "ab" / "ab12").read_bytes())
+    assert cache.get("ab13") is None
+    assert cache.get("ab12") == FRONT_RESULT
+
+
+@pytest.mark.skipif(os.name != "posix", reason="locks of POSIX")
+def test_what_a_killed_build_left(tmp_path: Path) -> None:
+    """A file that a killed build was writing is removed after the next build; one that is being written now is not."""
+    cache = Cache(tmp_path)
+    cache.put("ab12", FRONT_RESULT)
+    left, live = tmp_path / "ab" / "tmpleft", tmp_path / "ab" / "tmplive"
+    left.write_bytes(b"half")
+    with live.open("wb") as file:
+        assert try_lock(file.fileno())
+        cache.trim()
+        assert sorted(path.name for path in (tmp_path / "ab").iterdir()) == ["ab12", "tmplive"]
     assert cache.get("ab12") == FRONT_RESULT
 
 

@@ -349,7 +349,7 @@ def test_unknown_keys(root: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("name", ["headers", "overrides", "policy", "limits"])
+@pytest.mark.parametrize("name", ["overrides", "policy", "limits"])
 def test_keys_of_later_issues(root: Path, name: str) -> None:
     """A key that is planned and does not work yet is an error, not a wish."""
     (problem,) = problems(root, with_sources(**{name: True}))
@@ -757,3 +757,29 @@ def test_arbitrary_values(table: dict[str, Any]) -> None:
     with pytest.raises(ConfigError) as caught:
         load_config(here, assume_inside, {}, ("build",), {})
     assert all(problem.place.startswith(TABLE) for problem in caught.value.problems)
+
+
+def test_headers(root: Path) -> None:
+    """Listed headers are files, once each and sorted; a module's own list replaces the general one."""
+    add(root, "src/pkg/device/d.inl")
+    add(root, "src/pkg/gen/e.h")
+    table = with_sources(
+        headers=["src/pkg/**/*.inl", "src/pkg/device/*"],
+        modules=[{"sources": ["src/pkg/kernels/b.cu"], "headers": ["src/pkg/gen/*.h"]}],
+    )
+    first, second = load(root, table).modules
+    assert first.settings.headers == ("src/pkg/device/c.cuh", "src/pkg/device/d.inl")
+    assert second.settings.headers == ("src/pkg/gen/e.h",)
+    assert module(load(root)).settings.headers == ()
+
+
+def test_wrong_headers(root: Path) -> None:
+    """A pattern without a match proposes the headers that there are; one problem, however many modules inherit it."""
+    table = with_sources(
+        headers=["src/pkg/device/*", "src/pkg/*.h", "../x.h"], modules=[{"sources": ["src/pkg/kernels/b.cu"]}]
+    )
+    advice = "Move the file into the project, or build from the folder that holds both"
+    assert problems(root, table) == [
+        "tool.cuda-aot.headers #2: 'src/pkg/*.h' matches no file in ROOT. Headers in the project: src/pkg/device/c.cuh",
+        "tool.cuda-aot.headers #3: '../x.h' lies outside the project ROOT: sdists cannot carry it. " + advice,
+    ]

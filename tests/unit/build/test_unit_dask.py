@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import platform
 import sys
 import threading
 import time
@@ -89,7 +90,17 @@ def test_software(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It names our own code and every part of the compiler that is required, but not what only calls the compiler."""
     monkeypatch.setattr(importlib.metadata, "version", lambda name: f"wheel of {name}")
     compiler = Compiler(line, Needs(linker=True, curand=True))
-    toolchain = Toolchain(line, "nvrtc", "ptxas", "/here/ptxas", "cccl", (("include", "/here"),), (90,))
+    toolchain = Toolchain(
+        line,
+        "nvrtc",
+        "ptxas",
+        "/here/ptxas",
+        "cccl",
+        (("include", "/here"),),
+        (90,),
+        bindings="bindings",
+        headers=(("include", "a wheel"),),
+    )
     found = software_of(toolchain, compiler)
     suffix = line_named(line).suffix
     wheels = ["runtime", "cccl", *(["crt"] if line == "13.5" else [])]
@@ -100,6 +111,9 @@ def test_software(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
         "NVRTC": "nvrtc",
         "ptxas": "ptxas",
         "CCCL": "cccl",
+        "cuda.bindings": "bindings",
+        "headers in include": "a wheel",
+        "platform": f"{sys.platform} {platform.machine()}",
         **{name: f"wheel of {name}" for name in names},
     }
     assert program().startswith(f"{__version__} (code ")

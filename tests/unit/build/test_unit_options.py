@@ -358,3 +358,26 @@ def test_arbitrary_text(options: list[str], linked: bool) -> None:  # noqa: FBT0
     """Whatever is written, the answer is flags or problems: no exception, and not nothing."""
     routed, problems = route(options, linked=linked)
     assert flags(routed) or problems
+
+
+@pytest.mark.parametrize(
+    "value", ["-optf=/o", "--options-file,/o", "-apply-controls,/o", "--apply-controls=/o", "-ias,x"]
+)
+def test_options_of_ptxas_that_read_files(value: str) -> None:
+    """What ptxas would read from another file no cache could know of."""
+    _, problems = route([f"-Xptxas={value}"], linked=False)
+    assert any("which the build sets itself" in problem for problem in problems)
+
+
+@pytest.mark.parametrize("value", ["/home/me/other.ptx", "-v,other.ptx", "@options", "C:\\x.ptx"])
+def test_ptxas_gets_no_other_file(value: str) -> None:
+    """ptxas takes a second file without a word: only options and plain values are passed on."""
+    _, (problem,) = route(["-Xptxas", value], linked=False)
+    assert f"holds {value.rpartition(',')[2]!r}, which is neither an option nor a plain value" in problem
+
+
+@pytest.mark.parametrize("value", ["-O,1", "-dlcm,ca", "-maxntid,128", "-regUsageLevel=7", "-fmad,false"])
+def test_values_for_ptxas(value: str) -> None:
+    """A value may follow its option as an item of its own."""
+    routed, problems = route(["-Xptxas", value], linked=False)
+    assert (routed.ptxas, problems) == (tuple(value.split(",")), [])

@@ -119,11 +119,18 @@ def test_place_of_expressions() -> None:
     )
     (job,) = make_plan([both], line_named("12.9"), no_gpu).jobs
     assert job.front.expressions == (
-        ("scale<int>", "b.cu"),
+        ("&missing<3>", "a.cu"),
         ("n::scale<float>", "b.cu"),
         ("other", "c.cu"),
-        ("&missing<3>", "a.cu"),
+        ("scale<int>", "b.cu"),
     )
+
+
+def test_order_of_expressions() -> None:
+    """In whichever order kernels are listed, the task is the same, and with it its key and its PTX."""
+    orders = (["f<int>", "f<float>"], ["f<float>", "f<int>"])
+    first, second = (make_plan([module(kernels=order)], line_named("12.9"), no_gpu) for order in orders)
+    assert first == second
 
 
 def test_one_image_in_two_ways() -> None:

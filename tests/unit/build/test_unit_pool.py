@@ -249,7 +249,7 @@ def test_closed_pool_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.fail("a process was started")
 
     monkeypatch.setattr(subprocess, "Popen", refuse)
-    slot = pool_module._Slot()
+    slot = pool_module._Slot("/tmp")
     slot.kill()
     with pytest.raises(WorkerCrashError, match="the build was stopped"):
         slot.run(ASSEMBLE)
@@ -277,7 +277,7 @@ class StubSlot:
 def test_priority(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the tasks that wait, those of lower priority go first, and of equals the one that came first."""
     slot = StubSlot()
-    monkeypatch.setattr(pool_module, "_Slot", lambda: slot)
+    monkeypatch.setattr(pool_module, "_Slot", lambda _: slot)
     tasks = {name: AssembleTask(Compiler("12.9"), name, Arch(90), b"", ()) for name in ("first", "a", "b", "c", "d")}
     with WorkerPool(1) as pool:
         futures = [pool.submit(tasks["first"])]
@@ -294,7 +294,7 @@ def test_no_more_workers_than_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads, and with them processes, are started as tasks come in, up to the number of jobs."""
     slots: list[StubSlot] = []
 
-    def make() -> StubSlot:
+    def make(_: str) -> StubSlot:
         slots.append(StubSlot())
         slots[-1].go.set()
         return slots[-1]

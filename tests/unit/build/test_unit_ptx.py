@@ -13,9 +13,11 @@ from hatch_cuda_aot.compile.ptx import (
     opened_toolkit_namespaces,
     parse,
     prune,
+    release_of,
     retarget,
     versions_up_to,
     with_version,
+    without_folder,
 )
 
 #: A slow machine must not fail a test of hypothesis.
@@ -384,6 +386,46 @@ def test_with_version() -> None:
     """Only the version line changes, and only the first."""
     text = "// .version 1.0\n.version 9.5\n.target sm_90\n.version 9.5\n"
     assert with_version(text, "7.8") == "// .version 1.0\n.version 7.8\n.target sm_90\n.version 9.5\n"
+
+
+def test_release_of() -> None:
+    """The full version of the compiler is in its comment, or nowhere."""
+    assert release_of(SAMPLE) == "13.5.37"
+    assert release_of(".version 9.5\n") == ""
+
+
+#: What NVRTC 12.9 wrote for `-G` in the folder /tmp/t1; the numbers after the name are other attributes.
+DEBUG = """\
+\t.file\t1 "/tmp/t1/src/k.cu"
+\t.file\t2 "/tmp/t12/src/k.cu"
+.b8 115,114,99,47,107,46,99,117
+.b8 0
+.b32 .debug_line
+.b8 47,116,109,
+.b8 112,47,116,49
+.b8 0
+.b8 47,116,109,112,47,116,49,50
+.b8 0
+.b64 47
+"""
+
+
+def test_folder_of_a_compilation() -> None:
+    """Files become relative to it, and where it stands as bytes a name as long means the current folder; no other does."""
+    text = DEBUG.replace("109,\n", "109\n")
+    expected = text.replace('"/tmp/t1/', '"').replace(
+        ".b8 47,116,109\n.b8 112,47,116,49\n", ".b8 46,47,46\n.b8 47,46,47,46\n"
+    )
+    assert without_folder(text, "/tmp/t1") == expected
+    assert without_folder(text, "/") == text
+
+
+@pytest.mark.parametrize(
+    ("folder", "written"), [("/tmp/\u00e9 q", "/tmp/\\303\\251 q/"), ('/t"', '/t\\"/'), ("C:\\T", "C:\\\\T\\\\")]
+)
+def test_folder_with_unusual_names(folder: str, written: str) -> None:
+    """Names are found as the compiler escapes them."""
+    assert without_folder(f'.file 1 "{written}k.cu"', folder) == '.file 1 "k.cu"'
 
 
 @pytest.mark.parametrize("version", ["6.3", "7.8", "8.0", "8.8", "9.5", "9.7", "10.0"])

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import struct
 import sys
 from pathlib import Path
 
 import pytest
 
-from hatch_cuda_aot.compile.ptxas import PtxasCrashError, PtxasError, Resources, assemble, parse_resources
+from hatch_cuda_aot.compile.ptxas import PtxasCrashError, PtxasError, Resources, assemble, is_complete, parse_resources
 
 #: ptxas 12.9.86 -v -arch=sm_75: a kernel that calls a function, one with shared memory, one that spills.
 SAMPLE_12_9 = """\
@@ -130,11 +131,11 @@ def test_assemble(program: Path) -> None:
         'echo "ptxas warning : $*" >&2\n'
         "echo \"ptxas info    : Compiling entry function 'k' for 'sm_90'\" >&2\n"
         'echo "ptxas info    : Used 8 registers, used 0 barriers" >&2\n'
-        'for last; do :; done; cp module.ptx "$last"\n',
+        'for last; do :; done; cp module.ptx "$last"\n',  # a cubin is an ELF file, of which only the length is read
         encoding="utf-8",
     )
-    done = assemble(str(program), b"the text", "sm_90a", ("--fmad=false", "-O1"))
-    assert done.cubin == b"the text"
+    done = assemble(str(program), CUBIN, "sm_90a", ("--fmad=false", "-O1"))
+    assert done.cubin == CUBIN
     assert done.resources == {"k": Resources(registers=8)}
     assert done.log == "ptxas warning : -v -arch=sm_90a --fmad=false -O1 module.ptx -o module.cubin"
 
@@ -146,6 +147,35 @@ def test_refusal(program: Path, body: str) -> None:
     program.write_text(f"#!/bin/sh\n{body}\n", encoding="utf-8")
     with pytest.raises(PtxasError, match=r"^fatal : no$"):
         assemble(str(program), b"", "sm_90", ())
+
+
+#: The header of an ELF file with two segments of 56 bytes at 192, after a section header of 64 at 128, and all else zero.
+CUBIN = (b"\x7fELF".ljust(32, b"\0") + struct.pack("<QQ6xHHHH2x", 192, 128, 56, 2, 64, 1)).ljust(192 + 112, b"\0")
+
+
+def test_length_of_a_cubin() -> None:
+    """A cubin that is cut anywhere, or no cubin, is not complete."""
+    assert is_complete(CUBIN)
+    assert not any(is_complete(CUBIN[:length]) for length in range(len(CUBIN)))
+    assert not is_complete(b"\0" * 1000)
+
+
+@needs_a_shell
+@pytest.mark.parametrize(
+    "body",
+    [
+        'for last; do :; done; : > "$last"',
+        'for last; do :; done; head -c 200 module.ptx > "$last"',
+        "echo 'ptxas fatal   : Internal error: writing file'; exit 255",
+        "echo \"ptxas fatal   : Output file '/t/module.cubin' could not be opened\"; exit 255",
+        "kill -XFSZ $$",
+    ],
+)
+def test_full_disk(program: Path, body: str) -> None:
+    """A result that was not written whole is no cubin, and no refusal either, whatever ptxas says of it."""
+    program.write_text(f"#!/bin/sh\n{body}\n", encoding="utf-8")
+    with pytest.raises(OSError, match="No space left on device"):
+        assemble(str(program), CUBIN, "sm_90", ())
 
 
 @needs_a_shell

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from hatch_cuda_aot.build import BuildResult
@@ -83,3 +85,12 @@ def test_summary() -> None:
         "1 compiler warning (shown with -v); 0.3 s"
     )
     assert "; 12 compiler warnings (shown with -v); " in summarise(result(2, 3), files, 12, 1.0)
+
+
+def test_summary_without_a_cache() -> None:
+    """Where a part of the compiler has no exact version, it is said that nothing was kept."""
+    one = result(1, 1)
+    unknown = dataclasses.replace(one, toolchain=dataclasses.replace(one.toolchain, unknown=("NVRTC", "cuda.bindings")))
+    assert "; nothing kept in the cache, as the exact version of NVRTC, cuda.bindings is not known; " in summarise(
+        unknown, {}, 0, 1.0
+    )

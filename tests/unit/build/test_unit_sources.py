@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hatch_cuda_aot.errors import SourceError
-from hatch_cuda_aot.sources import SourceTree, expand, is_outside, read_tree, relative
+from hatch_cuda_aot.sources import HEADERS, SOURCES, SourceTree, expand, is_outside, read_tree, relative
 
 #: A slow machine must not fail a test of hypothesis.
 UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -65,6 +65,89 @@ def test_what_is_no_include(tmp_path: Path, text: str) -> None:
     """A name in other places is not followed; an #include through a macro cannot be, and is a compile error later."""
     write(tmp_path, src__k_dot_cu=text, src__a_dot_h="")
     assert closure(tmp_path) == ["src/k.cu"]
+
+
+def test_listed_headers(tmp_path: Path) -> None:
+    """Headers that are listed are in the tree with what they include, though nothing includes them by name."""
+    write(tmp_path, src__k_dot_cu="#include NAME", inc__listed_dot_h='#include "more.h"', inc__more_dot_h="")
+    write(tmp_path, inc__other_dot_h="")
+    tree = read_tree(tmp_path, ["src/k.cu"], [], ["inc/listed.h"])
+    assert [path for path, _ in tree.files] == ["inc/listed.h", "inc/more.h", "src/k.cu"]
+    assert tree.digest != read_tree(tmp_path, ["src/k.cu"], []).digest
+
+
+CLOSED = [
+    "",
+    '#include "a.h"',
+    "#include <a.h> // and #include NAME",
+    "/* #include NAME */",
+    "// include nothing",
+    '#define NAME "a.h"\n#include NAME',
+    "# define NAME <b/a.h> // why\n#include NAME /* why */",
+    '#ifdef X\n#define NAME "a.h"\n#else\n#define NAME "b.h"\n#endif\n#include NAME',
+    "#ifdef __has_include\n#if __has_include(<a.h>)\n#endif\n#endif",
+    "#include <include/a.h>",
+    "#include <a//b.h>\n//include",
+    'const char *x = "#include NAME";',
+    "#define include_me(x) x\nint embedded;",
+    "#ifdef NAME\n#include NAME\n#endif",
+]
+
+
+@pytest.mark.parametrize("text", CLOSED)
+def test_trees_that_are_closed(text: str) -> None:
+    """Where every name is written out, or is a macro for relative paths, only files of the tree can be read."""
+    assert SourceTree.of_texts({"src/k.cu": text}).is_closed({})
+
+
+DEFINED = '#define NAME "/home/a.h"\n'
+
+OPEN = [
+    '#define NAME "/home/a.h"\n#include NAME',
+    '#define NAME "C:\\\\a.h"\n#include NAME',
+    '#ifdef X\n#define NAME "a.h"\n#else\n#define NAME "b/../../a.h"\n#endif\n#include NAME',
+    '#define OTHER "a.h"\n#define NAME OTHER\n#include NAME',
+    '#define NAME(x) "a.h"\n#include NAME(x)',
+    "#define STRING(x) #x\n#include STRING(/home/a.h)",
+    '#define NAME "a.h"\n#include_next NAME OTHER',
+    DEFINED + "#inc\\\nlude NAME",
+    DEFINED + "#include \\\nNAME",
+    DEFINED + "%:include NAME",
+    DEFINED + "??=include NAME",
+    DEFINED + "/* why */ #include NAME",
+    '/* why */ #include "/home/a.h"',
+    '#include /* why */ "/home/a.h"',
+    DEFINED + "#if __has_include(NAME)\n#endif",
+    DEFINED + "#if defined(X) && __has_include (NAME)\n#endif",
+    '#include "/home/a.h"',
+    '#include "../../a.h"',
+    '#embed "a.bin"',
+    DEFINED + 'const char *x = R"(" /* )";\n#include NAME\n/* */',
+    DEFINED + "int x = 1'000; //'\n#include NAME",
+]
+
+
+@pytest.mark.parametrize("text", OPEN)
+def test_trees_that_are_open(text: str) -> None:
+    """Where a file could be read from anywhere, the digest of the tree does not speak for it."""
+    assert not SourceTree.of_texts({"src/k.cu": text}).is_closed({})
+
+
+def test_macros_of_the_command_line(tmp_path: Path) -> None:
+    """A macro may have its value from the options, or from any file of the tree; each value must lead inside."""
+    write(tmp_path, src__k_dot_cu='#include "a.h"\n#include NAME', src__a_dot_h='#define NAME "b.h"')
+    tree = read_tree(tmp_path, ["src/k.cu"], [])
+    assert tree.is_closed({})
+    assert tree.is_closed({"NAME": "<c.h>", "OTHER": "/x"})
+    assert not tree.is_closed({"NAME": '"/c.h"'})
+
+
+def test_includes_that_leave_the_project(tmp_path: Path) -> None:
+    """A name that leads out of the project to nothing may lead to something tomorrow."""
+    write(tmp_path, project__src__k_dot_cu='#if __has_include("../../local.h")\n#endif')
+    assert not read_tree(tmp_path / "project", ["src/k.cu"], []).is_closed({})
+    write(tmp_path, project__src__k_dot_cu='#if __has_include("../local.h")\n#endif')
+    assert read_tree(tmp_path / "project", ["src/k.cu"], []).is_closed({})
 
 
 def test_where_headers_are_looked_for(tmp_path: Path) -> None:
@@ -212,6 +295,17 @@ def test_expand(tmp_path: Path) -> None:
         ["a.cu", "b.cu", "deep/er/c.cu"],
         [],
     )
+
+
+def test_proposals(tmp_path: Path) -> None:
+    """Where a pattern matches nothing, the message lists the files that could be meant."""
+    (_, [source]), (_, [header]) = (expand(tmp_path, ["none.x"], "here", usual) for usual in (SOURCES, HEADERS))
+    assert source.message.endswith("There is no .cu file in the project")
+    assert header.message.endswith("There is no header in the project")
+    write(tmp_path, a_dot_cu="", inc__b_dot_cuh="", inc__c_dot_h="", _dot_git__d_dot_h="")
+    (_, [source]), (_, [header]) = (expand(tmp_path, ["none.x"], "here", usual) for usual in (SOURCES, HEADERS))
+    assert source.message.endswith("Sources in the project: a.cu")
+    assert header.message.endswith("Headers in the project: inc/b.cuh, inc/c.h")
 
 
 def test_expand_problems(tmp_path: Path) -> None:

@@ -6,6 +6,8 @@ import ast
 import os
 import shutil
 import stat
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +15,7 @@ import pytest
 
 from hatch_cuda_aot import runtime
 from hatch_cuda_aot.errors import SourceError
-from hatch_cuda_aot.stage import FOLDER, remove_folder, runtime_files, write_folder
+from hatch_cuda_aot.stage import FOLDER, remove_folder, remove_leftovers, runtime_files, write_folder
 from hatch_cuda_aot.stub import make_stub
 
 FILES = {"loader.py": b"new", "manifest.json": b"{}", "k.sm_90.cubin": b"\x7fELF"}
@@ -101,7 +103,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, where: str, error: BaseException) -
 
     def fail_rename(source: Path, target: Path) -> None:
         if (where == "move out" and source.name == FOLDER) or (
-            where == "move in" and target.name == FOLDER and not source.name.endswith("-old")
+            where == "move in" and target.name == FOLDER and source.name != "old"
         ):
             raise error
         rename(source, target)
@@ -138,6 +140,49 @@ def test_failure_without_a_build_before(folder: Path, monkeypatch: pytest.Monkey
         with pytest.raises(SourceError):
             write_folder(folder, FILES)
     assert list(folder.parent.iterdir()) == []
+
+
+def test_what_a_killed_build_left(folder: Path) -> None:
+    """What builds left that were killed in the middle is gone after the next build, with or without a folder in place."""
+    for name in ("_cuda_aot.1.tmp/new/loader.py", "_cuda_aot.1.tmp/old/loader.py", "_cuda_aot.22.tmp/new/k.ptx"):
+        path = folder.parent / "__pycache__" / name
+        path.parent.mkdir(parents=True)
+        path.write_bytes(b"half")
+    (folder.parent / "__pycache__" / "mine.pyc").write_bytes(b"")
+    write_folder(folder, FILES)
+    assert contents(folder) == FILES
+    assert sorted(path.name for path in folder.parent.rglob("*") if FOLDER not in str(path.parent)) == sorted(
+        [FOLDER, "__pycache__", "mine.pyc"]
+    )
+
+
+def test_removing_leftovers(folder: Path) -> None:
+    """Builds that write no folder remove leftovers too; where there are none, nothing is touched."""
+    remove_leftovers(folder)
+    assert list(folder.parent.iterdir()) == []
+    (folder.parent / "__pycache__" / "_cuda_aot.1.tmp" / "new").mkdir(parents=True)
+    remove_leftovers(folder)
+    assert list(folder.parent.iterdir()) == []
+
+
+@pytest.mark.skipif(os.name != "posix", reason="locks of POSIX")
+def test_two_builds_at_once(folder: Path) -> None:
+    """However many processes write the folder at once, each succeeds, and at the end it is one of theirs, whole."""
+    script = (
+        "import sys\nfrom pathlib import Path\nfrom hatch_cuda_aot.stage import write_folder\n"
+        "files = {f'{n}.cubin': sys.argv[2].encode() * 1000 for n in range(50)}\n"
+        "for _ in range(20): write_folder(Path(sys.argv[1]), {**files, f'{sys.argv[2]}.ptx': b''})\n"
+    )
+    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    command = [sys.executable, "-c", script, str(folder)]
+    builds = [subprocess.Popen([*command, name], env=environ, stderr=subprocess.PIPE, text=True) for name in "abcd"]
+    errors = [build.communicate(timeout=120)[1] for build in builds]
+    assert errors == [""] * 4
+    found = contents(folder)
+    assert len(found) == 51
+    (winner,) = {data[:1].decode() for name, data in found.items() if name.endswith(".cubin")}
+    assert f"{winner}.ptx" in found
+    assert [path.name for path in folder.parent.iterdir()] == [FOLDER]
 
 
 def test_place_that_cannot_be_written(tmp_path: Path) -> None:

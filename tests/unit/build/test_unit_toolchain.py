@@ -19,6 +19,7 @@ from hatch_cuda_aot.toolchain import (
     check_platform,
     choose_line,
     find_toolchain,
+    identify_headers,
     installed_line,
     known_cuda_values,
     line_named,
@@ -394,3 +395,51 @@ def test_headers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert toolchain._cccl_version(folders) == "3003001"
     toolchain._find_headers(line_named("13.0"), Needs(), missing)
     assert missing == [f"the headers of CUDA 13.0 (found 13.1 in {shared})"]
+
+
+def wheel(site: Path, name: str, *files: str) -> None:
+    """Lay out an installed wheel."""
+    for file in files:
+        (site / file).parent.mkdir(parents=True, exist_ok=True)
+        (site / file).write_text(name, encoding="utf-8")
+    (site / f"{name}.dist-info").mkdir()
+    record = "".join(f"{file},sha256=x,1\n" for file in files)
+    (site / f"{name}.dist-info" / "RECORD").write_text(record, encoding="utf-8")
+
+
+def test_headers_of_wheels(tmp_path: Path) -> None:
+    """Headers of wheels are known by name and version of every wheel that owns files in their folder."""
+    wheel(tmp_path, "nvidia_cuda_runtime-13.5.37", "nvidia/cu13/include/cuda_fp16.h")
+    wheel(tmp_path, "nvidia_cuda_crt-13.5.37", "nvidia/cu13/bin/x", "nvidia/cu13/include/crt/mma.h")
+    wheel(tmp_path, "nvidia_cuda_cccl-13.3.5", "nvidia/cu13/include/cccl/cub/cub.cuh")
+    wheel(tmp_path, "nvidia_cublas-13.1.0", "nvidia/cu13/lib/libcublas.so", "nvidia/cu13/include2/x.h")
+    wheel(tmp_path, "other-1.0", "nvidia/cu13/lib/other.so")
+    include = tmp_path / "nvidia" / "cu13" / "include"
+    everything = "nvidia_cuda_cccl-13.3.5 nvidia_cuda_crt-13.5.37 nvidia_cuda_runtime-13.5.37"
+    assert identify_headers(include) == everything
+    assert identify_headers(include / "cccl") == "nvidia_cuda_cccl-13.3.5"
+    (tmp_path / "link").symlink_to(include)
+    assert identify_headers(tmp_path / "link") == everything
+
+
+def test_headers_of_a_toolkit(tmp_path: Path) -> None:
+    """Headers that no wheel owns are known by their contents, wherever they lie."""
+    copies = [tmp_path / "one", tmp_path / "two" / "include"]
+    for copy in copies:
+        (copy / "crt").mkdir(parents=True)
+        (copy / "cuda_fp16.h").write_bytes(b"a")
+        (copy / "crt" / "mma.h").write_bytes(b"b")
+    first, second = map(identify_headers, copies)
+    assert first == second != ""
+    seen = {first}
+    for path, content in (("cuda_fp16.h", b"c"), ("crt/mma.h", b"d"), ("new.h", b""), ("crt/new.h", b"")):
+        (copies[0] / path).write_bytes(content)
+        seen.add(identify_headers(copies[0]))
+    assert len(seen) == 5
+
+
+def test_headers_that_cannot_be_read(tmp_path: Path) -> None:
+    """Where contents cannot be read, nothing is known."""
+    (tmp_path / "broken.h").symlink_to(tmp_path / "none")
+    assert identify_headers(tmp_path) == ""
+    assert identify_headers(tmp_path / "nowhere") == ""
