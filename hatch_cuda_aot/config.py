@@ -47,6 +47,7 @@ class Settings:
         lineinfo: keep line numbers for profilers.
         debug: compile for the debugger.
         embed_source: put the sources into the package too.
+        share_front_end: which cubins are made from one front-end pass: ``"none"``, ``"major"`` or ``"all"``.
 
     """
 
@@ -59,6 +60,7 @@ class Settings:
     lineinfo: bool
     debug: bool
     embed_source: bool = False
+    share_front_end: str = "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,6 +359,7 @@ def _settings(root: Path, values: _Values, problems: list[Problem], *, linked: b
         values["lineinfo"] and not values["debug"],
         values["debug"],
         values["embed-source"],
+        values["share-front-end"],
     )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hatch_cuda_aot.archs import Target, parse_spelling
+from hatch_cuda_aot.archs import SHARING, Target, parse_spelling
 from hatch_cuda_aot.toolchain import known_cuda_values
 
 __all__ = ["DEFAULT_ARCHS", "KEYS", "MODULE_KEYS", "TABLE", "ItemError", "Key"]
@@ -103,6 +103,13 @@ def _cuda(value: Any) -> str:
     return str(value)
 
 
+def _sharing(value: Any) -> str:
+    if value not in SHARING:
+        message = f"is {value!r}: expected one of {', '.join(map(repr, SHARING))}"
+        raise ValueError(message)
+    return str(value)
+
+
 def _std(value: Any) -> str:
     if not isinstance(value, str) or not re.fullmatch(r"c\+\+[0-9]{2}", value):
         message = f'is {value!r}: expected a language standard such as "c++17" or "c++20"'
@@ -180,6 +187,18 @@ KEYS: tuple[Key, ...] = (
         _archs,
         per_module=True,
         environment="list",
+    ),
+    Key(
+        "share-front-end",
+        "string",
+        "none",
+        "Which cubins are made from one pass of the front end, where most of a build's time goes. `major`: those of one "
+        "major version, as if `sm_86` were written `sm_86@compute_80`; the lowest of them gives the pass. `all`: all of them. "
+        "The code then sees the lowest architecture in `__CUDA_ARCH__`, so what stands under `#if __CUDA_ARCH__ >= 860` is "
+        "not in the cubin for `sm_86`; see [Share front ends](../how-to/share-front-ends.md). PTX, architectures with `a` or "
+        "`f`, and those written with `@` keep their own.",
+        _sharing,
+        per_module=True,
     ),
     Key(
         "cuda",

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from hatch_cuda_aot.archs import Target, resolve
+from hatch_cuda_aot.archs import Target, resolve, share_fronts
 from hatch_cuda_aot.compile.tasks import Compiler, FrontTask
 from hatch_cuda_aot.config import ModuleConfig, Settings
 from hatch_cuda_aot.errors import ConfigError, Problem
@@ -105,7 +105,7 @@ def make_plan(modules: Sequence[Module], line: Line, native: Callable[[], Sequen
         by_front: dict[str, list[Target]] = {}
         targets = resolve(settings.archs, line, native)
         _refuse_doubles(module.config, targets)
-        for target in targets:
+        for target in share_fronts(targets, settings.share_front_end):
             by_front.setdefault(str(target.front), []).append(target)
         for group in by_front.values():
             front = FrontTask(

@@ -714,3 +714,14 @@ def test_arbitrary_values(table: dict[str, Any]) -> None:
     with pytest.raises(ConfigError) as caught:
         load_config(here, assume_inside, {}, ("build",), {})
     assert all(problem.place.startswith(TABLE) for problem in caught.value.problems)
+
+
+def test_share_front_end(root: Path) -> None:
+    """A module's own value wins over the project's; anything else than the known words is refused."""
+    own = {"sources": ["src/pkg/kernels/a.cu"], "share-front-end": "all"}
+    config = load(root, with_sources(modules=[own], share_front_end="major"))
+    assert [module(config, name).settings.share_front_end for name in "ab"] == ["all", "major"]
+    assert module(load(root)).settings.share_front_end == "none"
+    assert problems(root, with_sources(share_front_end=True)) == [
+        "tool.cuda-aot.share-front-end: is True: expected one of 'none', 'major', 'all'"
+    ]
