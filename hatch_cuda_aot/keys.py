@@ -193,10 +193,10 @@ KEYS: tuple[Key, ...] = (
         "string",
         "none",
         "Which cubins are made from one pass of the front end, where most of a build's time goes. `major`: those of one "
-        "major version, as if `sm_86` were written `sm_86@compute_80`; the lowest of them gives the pass. `all`: all of them. "
-        "The code then sees the lowest architecture in `__CUDA_ARCH__`, so what stands under `#if __CUDA_ARCH__ >= 860` is "
-        "not in the cubin for `sm_86`; see [Share front ends](../how-to/share-front-ends.md). PTX, architectures with `a` or "
-        "`f`, and those written with `@` keep their own.",
+        "major version, as if `sm_86` were written `sm_86@compute_80`; the lowest of them gives the pass. `all`: all of "
+        "them. The code then sees the lowest architecture in `__CUDA_ARCH__`: what stands under `#if __CUDA_ARCH__ >= 860` "
+        "is not in the cubin for `sm_86`; see [Share front ends](../how-to/share-front-ends.md). PTX, architectures with "
+        "`a` or `f`, and those written with `@` keep their own.",
         _sharing,
         per_module=True,
     ),
