@@ -28,6 +28,7 @@ from hatch_cuda_aot.compile.tasks import (
 )
 from hatch_cuda_aot.config import Config
 from hatch_cuda_aot.errors import BuildError, CompileError
+from hatch_cuda_aot.installed import identify, recall, remember
 from hatch_cuda_aot.native import visible_ccs
 from hatch_cuda_aot.plan import Job, Module, Plan, make_plan, select_line
 from hatch_cuda_aot.results import ModuleResult
@@ -83,21 +84,68 @@ def compile_plan(plan: Plan, jobs: int, reporter: Reporter, cache: Cache | None)
     check_platform()
     tasks = len(plan.jobs) + len(plan.images)
     with WorkerPool(max(1, min(jobs, tasks))) as pool:
-        toolchain = pool.submit(ProbeTask(Compiler(plan.line.version, plan.needs), plan.archs)).result()
-        assert isinstance(toolchain, Toolchain)
+        compiler = _Compiler(pool, plan, cache)
+        toolchain = compiler.known() or compiler.ask()
         reporter.planned(plan, tasks)
-        run = _Run(pool, toolchain, reporter, cache)
+        run = _Run(pool, toolchain, reporter, cache, compiler)
         fronts, images = run.all(plan.jobs)
     if cache is not None:
         cache.trim()
     return BuildResult(collect(plan, fronts, images), toolchain, tasks, run.hits)
 
 
+class _Compiler:
+    """What the installed compiler is.
+
+    The answer of an earlier build holds as long as its wheels are the same.  So a build that finds every result in the
+    cache starts no worker; any other still has the compiler found, checked and asked whether it knows the architectures.
+    """
+
+    def __init__(self, pool: WorkerPool, plan: Plan, cache: Cache | None) -> None:
+        self._pool = pool
+        self._plan = plan
+        self._folder = cache.folder if cache is not None else None
+        self._identity = identify(plan.line, plan.needs) if cache is not None else None
+        self._known: Toolchain | None = None
+        self._asked = False
+
+    def known(self) -> Toolchain | None:
+        """Return what is remembered of it, if that still holds."""
+        if self._folder is not None:
+            self._known = recall(self._folder, self._identity)
+        return self._known
+
+    def ask(self) -> Toolchain:
+        """Have a worker find it."""
+        found = self._pool.submit(
+            ProbeTask(Compiler(self._plan.line.version, self._plan.needs), self._plan.archs)
+        ).result()
+        assert isinstance(found, Toolchain)
+        self._asked = True
+        if self._folder is not None and found != self._known:
+            remember(self._folder, self._identity, found)
+        return found
+
+    def confirm(self) -> None:
+        """Ask it, if nobody did yet, before it has to work."""
+        if not self._asked and self.ask() != self._known:
+            message = f"the compiler of CUDA {self._plan.line.version} was changed without its wheels: build again"
+            raise BuildError(message)
+
+
 class _Run:
     """The jobs under way: a front end's images are started as soon as it is done."""
 
-    def __init__(self, pool: WorkerPool, toolchain: Toolchain, reporter: Reporter, cache: Cache | None) -> None:
+    def __init__(
+        self,
+        pool: WorkerPool,
+        toolchain: Toolchain,
+        reporter: Reporter,
+        cache: Cache | None,
+        compiler: _Compiler,
+    ) -> None:
         self._pool = pool
+        self._compiler = compiler
         self._toolchain = toolchain
         self._reporter = reporter
         self._cache = cache
@@ -137,6 +185,7 @@ class _Run:
             self.hits += 1
             self._finish(number, job, target, task, result, cached=True)
             return
+        self._compiler.confirm()
         # Images come first: they are what front ends are made for, and free the memory of their PTX.
         future = self._pool.submit(task, priority=0 if target is None else -1)
         self._waiting[future] = (number, job, target, task)

@@ -34,6 +34,11 @@ class Cache:
         self._folder = folder
         self.hits = 0
 
+    @property
+    def folder(self) -> Path:
+        """Where this user's entries are."""
+        return Path(self._folder)
+
     def get(self, key: str) -> FrontResult | ImageResult | None:
         """Return the result stored under `key`, or None."""
         path = self._path(key)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hatchling.builders.sdist import SdistBuilder
 from hatchling.builders.wheel import WheelBuilder
@@ -15,16 +16,16 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from hatch_cuda_aot._version import __version__
-from hatch_cuda_aot.build import BuildResult, Reporter, build_project
-from hatch_cuda_aot.cache import open_cache
 from hatch_cuda_aot.config import HOOK_TABLE, Config, load_config
 from hatch_cuda_aot.errors import ConfigError, Problem
-from hatch_cuda_aot.manifest import manifest_files
 from hatch_cuda_aot.native import visible_ccs
 from hatch_cuda_aot.plan import Module, needs_of, select_line
 from hatch_cuda_aot.sources import read_tree
 from hatch_cuda_aot.stage import FOLDER, runtime_files
 from hatch_cuda_aot.toolchain import check_platform, requirements
+
+if TYPE_CHECKING:
+    from hatch_cuda_aot.build import BuildResult, Reporter
 
 __all__ = ["Built", "Project"]
 
@@ -96,6 +97,11 @@ class Project:
             BuildError: whatever is wrong.
 
         """
+        # Imported here, as a frontend also asks for no more than the requirements, in a process of its own.
+        from hatch_cuda_aot.build import build_project
+        from hatch_cuda_aot.cache import open_cache
+        from hatch_cuda_aot.manifest import manifest_files
+
         self._check_runtime_requirements()
         result = build_project(config, reporter, open_cache())
         files = manifest_files(config.package, result.modules, result.toolchain, __version__)
