@@ -30,7 +30,7 @@ from hatch_cuda_aot.config import Config
 from hatch_cuda_aot.errors import BuildError, CompileError
 from hatch_cuda_aot.installed import identify, recall, remember
 from hatch_cuda_aot.native import visible_ccs
-from hatch_cuda_aot.plan import Job, Module, Plan, make_plan, select_line
+from hatch_cuda_aot.plan import Job, Module, Plan, in_order, make_plan, priority_of, select_line
 from hatch_cuda_aot.results import ModuleResult
 from hatch_cuda_aot.sources import read_tree
 from hatch_cuda_aot.toolchain import Toolchain, check_platform
@@ -156,12 +156,9 @@ class _Run:
         self.hits = 0
 
     def all(self, jobs: Sequence[Job]) -> tuple[dict[int, FrontResult], dict[tuple[int, Target], ImageResult]]:
-        """Do every job, failed ones or not; then raise what the first failing one said.
-
-        Front ends are started by options, so that each worker can serve many (see `FrontTask.affinity`).
-        """
-        for number, job in sorted(enumerate(jobs), key=lambda item: (item[1].front.affinity, item[0])):
-            self._start(number, job, None, job.front)
+        """Do every job, failed ones or not; then raise what the first failing one said."""
+        for number in in_order(jobs):
+            self._start(number, jobs[number], None, jobs[number].front)
         while self._waiting:
             finished, _ = wait(self._waiting, return_when=FIRST_COMPLETED)
             for future in finished:
@@ -186,8 +183,7 @@ class _Run:
             self._finish(number, job, target, task, result, cached=True)
             return
         self._compiler.confirm()
-        # Images come first: they are what front ends are made for, and free the memory of their PTX.
-        future = self._pool.submit(task, priority=0 if target is None else -1)
+        future = self._pool.submit(task, priority=priority_of(task))
         self._waiting[future] = (number, job, target, task)
 
     def _finish(

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+from hatch_cuda_aot.compile.tasks import AssembleTask, FloorTask, FrontTask, ImageTask
 from hatch_cuda_aot.config import ModuleConfig, load_settings
 from hatch_cuda_aot.errors import BuildError, ConfigError, UnsupportedArchError
-from hatch_cuda_aot.plan import Module, make_plan, needs_of, select_line
+from hatch_cuda_aot.plan import Module, in_order, make_plan, needs_of, priority_of, select_line
+from hatch_cuda_aot.runtime.arch import Arch
 from hatch_cuda_aot.sources import SourceTree
 from hatch_cuda_aot.toolchain import LINES, line_named
 
@@ -283,3 +285,27 @@ def test_shared_front_ends_are_those_written_out() -> None:
     short = make_plan([module(archs=["sm_80", "sm_86"], share_front_end="major")], line_named("13.0"), no_gpu)
     long = make_plan([module(archs=["sm_80", "sm_86@compute_80"])], line_named("13.0"), no_gpu)
     assert short == long
+
+
+def test_longest_first() -> None:
+    """Front ends with the same options follow each other, the longest first: many toolkit headers, then much text."""
+    texts = {"short": "x", "long": "x" * 100, "heavy": "#include <cub/cub.cuh>"}
+    modules = [module(name, text=text, archs=["sm_80", "sm_90"]) for name, text in texts.items()]
+    modules.append(module("other", archs=["sm_80"], defines={"A": 1}))
+    jobs = make_plan(modules, line_named("12.9"), no_gpu).jobs
+    ordered = [(jobs[place].front.module, jobs[place].front.arch.cc) for place in in_order(jobs)]
+    assert ordered == [
+        *[(name, cc) for name in ("heavy", "long", "short") for cc in (80, 90)],
+        ("other", 80),
+    ]
+
+
+def test_images_before_front_ends() -> None:
+    """What is ready for ptxas goes first, the longest text at the head."""
+    (job,) = make_plan([module(archs=["sm_80"])], line_named("12.9"), no_gpu).jobs
+    images: list[ImageTask] = [
+        AssembleTask(job.front.compiler, "k", Arch(80), b"x" * size, ()) for size in (1, 300, 20)
+    ]
+    images.append(FloorTask(job.front.compiler, "k", Arch(80, virtual=True), b"x" * 10, ()))  # several runs of ptxas
+    tasks: list[FrontTask | ImageTask] = [job.front, *images]
+    assert sorted(tasks, key=priority_of) == [images[1], images[3], images[2], images[0], job.front]
