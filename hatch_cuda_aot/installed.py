@@ -80,7 +80,8 @@ def recall(folder: Path, identity: Identity | None) -> Toolchain | None:
     try:
         table: dict[str, Any] = json.loads(_file(folder, identity).read_text(encoding="utf-8"))
         digest = table.pop("digest")
-        return Toolchain(**_tuples(table)) if digest == _digest(table) else None
+        whole = digest == _digest(table) and table.keys() == {field.name for field in dataclasses.fields(Toolchain)}
+        return Toolchain(**_tuples(table)) if whole else None
     except (OSError, ValueError, TypeError, KeyError, AttributeError):  # absent, damaged, or of another version
         return None
 

@@ -118,6 +118,18 @@ def test_damaged(site: Path, tmp_path: Path, content: str) -> None:
         assert recall(tmp_path, identity()) is None
 
 
+def test_fewer_fields(site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What lacks a field, as another version of this program wrote it, is not filled up with a default."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Newer(Toolchain):
+        more: str = ""
+
+    remember(tmp_path, identity(), toolchain(site))
+    monkeypatch.setattr("hatch_cuda_aot.installed.Toolchain", Newer)
+    assert recall(tmp_path, identity()) is None
+
+
 def test_unwritable(site: Path, tmp_path: Path) -> None:
     """Where nothing can be kept, the compiler is asked every time."""
     (tmp_path / "file").write_text("")
