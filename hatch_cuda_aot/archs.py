@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from hatch_cuda_aot.runtime.arch import Arch, runs_ptx
 from hatch_cuda_aot.toolchain import Line
 
-__all__ = ["EXPECTED", "WORDS", "Target", "parse_spelling", "resolve"]
+__all__ = ["EXPECTED", "SHARING", "WORDS", "Target", "parse_spelling", "resolve", "share_fronts"]
 
 #: Words that stand for several architectures; what they mean depends on the compiler or on the machine.
 WORDS = ("all", "all-major", "native")
+
+#: Which cubins are made from one front-end pass: see `share_fronts`.
+SHARING = ("none", "major", "all")
 
 EXPECTED = (
     "expected sm_XY[a|f] (cubin), compute_XY[a|f] (PTX), sm_XY@compute_XY (cubin from another front-end pass), CMake's 90, "
@@ -26,10 +29,14 @@ EXPECTED = (
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One image to build: its architecture, and the virtual architecture that its source is compiled for."""
+    """One image to build: its architecture, and the virtual architecture that its source is compiled for.
+
+    `fixed` says that the user named the latter, so that nothing else may be put in its place.
+    """
 
     image: Arch
     front: Arch
+    fixed: bool = field(default=False, compare=False)
 
     def __str__(self) -> str:
         usual = self.front == self.image.as_virtual
@@ -79,6 +86,33 @@ def resolve(
     return tuple(sorted(targets, key=lambda target: (target.image.virtual, target.image.cc, str(target))))
 
 
+def share_fronts(targets: Sequence[Target], sharing: str) -> tuple[Target, ...]:
+    """Let cubins be made from the front-end pass of the lowest architecture among them.
+
+    PTX, architectures with a suffix and those whose pass the user named (``sm_86@compute_80``) stay as they are.
+
+    Args:
+        targets: the images of a module.
+        sharing: ``"none"``, ``"major"`` for the cubins of each major version, or ``"all"``.
+
+    """
+    lowest: dict[int, Arch] = {}
+    for target in targets:
+        if (group := _group(target, sharing)) is not None:
+            lowest[group] = min(lowest.get(group, target.front), target.front)
+    return tuple(
+        target if (group := _group(target, sharing)) is None else replace(target, front=lowest[group])
+        for target in targets
+    )
+
+
+def _group(target: Target, sharing: str) -> int | None:
+    """Return the number of the group that `target` shares a pass with, or None if it has its own."""
+    if sharing == "none" or target.fixed or target.image.virtual or target.image.suffix:
+        return None
+    return target.image.cc // 10 if sharing == "major" else 0
+
+
 def _all(line: Line) -> list[Target]:
     """Nvcc's ``-arch=all``: machine code for everything it supports, PTX for its highest major version."""
     return [*map(_real, line.ccs), _virtual(_highest_major(line))]
@@ -113,7 +147,7 @@ def _split(match: re.Match[str]) -> tuple[Target, ...]:
     if runs_ptx(front, image.cc) is not None or (front.suffix == "a" and image.suffix != "a"):
         message = f"{match[0]!r}: {image} cannot be made from {front}, which it does not run"
         raise ValueError(message)
-    return (Target(image, front),)
+    return (Target(image, front, fixed=True),)
 
 
 def _cmake(match: re.Match[str]) -> tuple[Target, ...]:

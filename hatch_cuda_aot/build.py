@@ -31,8 +31,9 @@ from hatch_cuda_aot.compile.tasks import (
 )
 from hatch_cuda_aot.config import Config
 from hatch_cuda_aot.errors import BuildError, ClusterError, CompileError
+from hatch_cuda_aot.installed import identify, recall, remember
 from hatch_cuda_aot.native import visible_ccs
-from hatch_cuda_aot.plan import Job, Module, Plan, make_plan, select_line
+from hatch_cuda_aot.plan import Job, Module, Plan, in_order, make_plan, priority_of, select_line
 from hatch_cuda_aot.results import ModuleResult
 from hatch_cuda_aot.sources import read_tree
 from hatch_cuda_aot.spans import span
@@ -96,11 +97,10 @@ def compile_plan(
     """Run the jobs of `plan` in `jobs` worker processes, or on a Dask cluster, and put the results together."""
     tasks = len(plan.jobs) + len(plan.images)
     with cache or contextlib.nullcontext(), _pool(executor, max(1, min(jobs, tasks))) as pool:
-        with span("wait for workers"):
-            toolchain = pool.submit(ProbeTask(Compiler(plan.line.version, plan.needs), plan.archs)).result()
-        assert isinstance(toolchain, Toolchain)
+        compiler = _Compiler(pool, plan, cache if executor == "local" else None)
+        toolchain = compiler.known() or compiler.ask()
         reporter.planned(plan, tasks)
-        run = _Run(pool, toolchain, reporter, cache)
+        run = _Run(pool, toolchain, reporter, cache, compiler)
         fronts, images = run.all(plan.jobs)
     with span("collect"):
         modules = collect(plan, fronts, images)
@@ -128,13 +128,59 @@ def _pool(executor: str, jobs: int) -> WorkerPool | DaskPool:
     return WorkerPool(jobs)
 
 
+class _Compiler:
+    """What the installed compiler is.
+
+    The answer of an earlier build holds as long as its wheels are the same.  So a build that finds every result in the
+    cache starts no worker; any other still has the compiler found, checked and asked whether it knows the architectures.
+    Without a cache, or where others compile, nothing is remembered.
+    """
+
+    def __init__(self, pool: WorkerPool | DaskPool, plan: Plan, cache: Cache | None) -> None:
+        self._pool = pool
+        self._plan = plan
+        self._folder = cache.folder if cache is not None else None
+        self._identity = identify(plan.line, plan.needs) if cache is not None else None
+        self._known: Toolchain | None = None
+        self._asked = False
+
+    def known(self) -> Toolchain | None:
+        """Return what is remembered of it, if that still holds."""
+        if self._folder is not None:
+            self._known = recall(self._folder, self._identity)
+        return self._known
+
+    def ask(self) -> Toolchain:
+        """Have a worker find it."""
+        task = ProbeTask(Compiler(self._plan.line.version, self._plan.needs), self._plan.archs)
+        with span("wait for workers"):
+            found = self._pool.submit(task).result()
+        assert isinstance(found, Toolchain)
+        self._asked = True
+        if self._folder is not None and found != self._known:
+            remember(self._folder, self._identity, found)
+        return found
+
+    def confirm(self) -> None:
+        """Ask it, if nobody did yet, before it has to work."""
+        if not self._asked and self.ask() != self._known:
+            message = f"the compiler of CUDA {self._plan.line.version} was changed without its wheels: build again"
+            raise BuildError(message)
+
+
 class _Run:
     """The jobs under way: a front end's images are started as soon as it is done."""
 
     def __init__(
-        self, pool: WorkerPool | DaskPool, toolchain: Toolchain, reporter: Reporter, cache: Cache | None
+        self,
+        pool: WorkerPool | DaskPool,
+        toolchain: Toolchain,
+        reporter: Reporter,
+        cache: Cache | None,
+        compiler: _Compiler,
     ) -> None:
         self._pool = pool
+        self._compiler = compiler
         self._toolchain = toolchain
         self._reporter = reporter
         self._cache = cache
@@ -146,12 +192,9 @@ class _Run:
         self.hits = 0
 
     def all(self, jobs: Sequence[Job]) -> tuple[dict[int, FrontResult], dict[tuple[int, Target], ImageResult]]:
-        """Do every job, failed ones or not; then raise what the first failing one said.
-
-        Front ends are started by options, so that each worker can serve many (see `FrontTask.affinity`).
-        """
-        for number, job in sorted(enumerate(jobs), key=lambda item: (item[1].front.affinity, item[0])):
-            self._start(number, job, None, job.front)
+        """Do every job, failed ones or not; then raise what the first failing one said."""
+        for number in in_order(jobs):
+            self._start(number, jobs[number], None, jobs[number].front)
         while self._waiting:
             with span("wait for workers"):
                 future = self._done.get()
@@ -190,9 +233,9 @@ class _Run:
         self._run(step)
 
     def _run(self, step: _Step) -> None:
-        # Images come first: they are what front ends are made for, and free the memory of their PTX.
-        priority = 0 if step.target is None else -1
-        self._wait_for(self._pool.submit(step.task, priority=priority), step._replace(fetched=False))
+        self._compiler.confirm()
+        future = self._pool.submit(step.task, priority=priority_of(step.task))
+        self._wait_for(future, step._replace(fetched=False))
 
     def _wait_for(self, future: Future[Any], step: _Step) -> None:
         self._waiting[future] = step

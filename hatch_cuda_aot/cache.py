@@ -25,7 +25,7 @@ from hatch_cuda_aot.shared import SharedLevel
 from hatch_cuda_aot.spans import span
 from hatch_cuda_aot.toolchain import Toolchain
 
-__all__ = ["Cache", "default_folder", "is_cacheable", "is_off", "key_of", "open_cache"]
+__all__ = ["Cache", "default_folder", "is_cacheable", "is_off", "key_of", "open_cache", "program_digest"]
 
 #: Part of every key: a change of what is stored, or of how a task is run, must not meet old entries.
 SCHEMA = "2"
@@ -46,6 +46,11 @@ class Cache:
         self._shared = shared
         self._grew = False
         self.hits = 0
+
+    @property
+    def folder(self) -> Path:
+        """Where this user's entries are."""
+        return Path(self._folder)
 
     def get(self, key: str) -> FrontResult | ImageResult | None:
         """Return the result that the folder has under `key`, or None."""
@@ -142,7 +147,7 @@ def key_of(task: FrontTask | ImageTask, toolchain: Toolchain) -> str:
     """Return the digest of everything that the task's result depends on."""
     fields: list[tuple[str, object]] = [
         ("schema", SCHEMA),
-        ("program", _program_digest()),
+        ("program", program_digest()),
         (
             "platform",
             (sys.platform, platform.machine()),
@@ -178,7 +183,7 @@ def is_cacheable(task: FrontTask | ImageTask, toolchain: Toolchain) -> bool:
 
 
 @functools.cache
-def _program_digest() -> str:
+def program_digest() -> str:
     """Return the digest of our own code that stands between a task and its result."""
     package = Path(__file__).parent
     used = [package / "sources.py", package / "toolchain.py", package / "runtime" / "arch.py"]

@@ -48,6 +48,7 @@ class Settings:
         lineinfo: keep line numbers for profilers.
         debug: compile for the debugger.
         embed_source: put the sources into the package too.
+        share_front_end: which cubins are made from one front-end pass: ``"none"``, ``"major"`` or ``"all"``.
 
     """
 
@@ -61,6 +62,7 @@ class Settings:
     debug: bool
     embed_source: bool = False
     headers: tuple[str, ...] = ()
+    share_front_end: str = "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,6 +381,7 @@ def _settings(root: Path, values: _Values, problems: list[Problem], *, linked: b
         values["debug"],
         values["embed-source"],
         tuple(headers),
+        values["share-front-end"],
     )
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from hatch_cuda_aot.archs import Target, parse_spelling
+from hatch_cuda_aot.archs import SHARING, Target, parse_spelling
 from hatch_cuda_aot.toolchain import known_cuda_values
 
 __all__ = ["DEFAULT_ARCHS", "KEYS", "MODULE_KEYS", "TABLE", "ItemError", "Key"]
@@ -101,6 +101,13 @@ def _cuda(value: Any) -> str:
     known = known_cuda_values()
     if value not in known:
         message = f"is {value!r}: expected one of {', '.join(map(repr, known))}"
+        raise ValueError(message)
+    return str(value)
+
+
+def _sharing(value: Any) -> str:
+    if value not in SHARING:
+        message = f"is {value!r}: expected one of {', '.join(map(repr, SHARING))}"
         raise ValueError(message)
     return str(value)
 
@@ -201,6 +208,18 @@ KEYS: tuple[Key, ...] = (
         _archs,
         per_module=True,
         environment="list",
+    ),
+    Key(
+        "share-front-end",
+        "string",
+        "none",
+        "Which cubins are made from one pass of the front end, where most of a build's time goes. `major`: those of one "
+        "major version, as if `sm_86` were written `sm_86@compute_80`; the lowest of them gives the pass. `all`: all of "
+        "them. The code then sees the lowest architecture in `__CUDA_ARCH__`: what stands under `#if __CUDA_ARCH__ >= 860` "
+        "is not in the cubin for `sm_86`; see [Share front ends](../how-to/share-front-ends.md). PTX, architectures with "
+        "`a` or `f`, and those written with `@` keep their own.",
+        _sharing,
+        per_module=True,
     ),
     Key(
         "cuda",

@@ -8,15 +8,25 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from hatch_cuda_aot.archs import Target, resolve
-from hatch_cuda_aot.compile.tasks import Compiler, FrontTask
+from hatch_cuda_aot.archs import Target, resolve, share_fronts
+from hatch_cuda_aot.compile.tasks import Compiler, FloorTask, FrontTask, ImageTask
 from hatch_cuda_aot.config import ModuleConfig, Settings
 from hatch_cuda_aot.errors import ConfigError, Problem
 from hatch_cuda_aot.runtime.arch import Arch
 from hatch_cuda_aot.sources import SourceTree
 from hatch_cuda_aot.toolchain import Line, Needs, choose_line
 
-__all__ = ["Job", "Module", "Plan", "make_plan", "needs_of", "ptxas_options", "select_line"]
+__all__ = [
+    "Job",
+    "Module",
+    "Plan",
+    "in_order",
+    "make_plan",
+    "needs_of",
+    "priority_of",
+    "ptxas_options",
+    "select_line",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +115,7 @@ def make_plan(modules: Sequence[Module], line: Line, native: Callable[[], Sequen
         by_front: dict[str, list[Target]] = {}
         targets = resolve(settings.archs, line, native)
         _refuse_doubles(module.config, targets)
-        for target in targets:
+        for target in share_fronts(targets, settings.share_front_end):
             by_front.setdefault(str(target.front), []).append(target)
         for group in by_front.values():
             front = FrontTask(
@@ -121,6 +131,31 @@ def make_plan(modules: Sequence[Module], line: Line, native: Callable[[], Sequen
             )
             jobs.append(Job(front, tuple(group), ptxas_options(settings), settings.embed_source))
     return Plan(line, needs, tuple(jobs))
+
+
+def in_order(jobs: Sequence[Job]) -> list[int]:
+    """Return the places of `jobs` in the order in which their front ends should start.
+
+    Those with the same options follow each other, so that each worker can serve many (see `FrontTask.affinity`); among
+    them the longest come first, as far as their sources tell, so that none is left when the other workers are done.
+    """
+    return sorted(range(len(jobs)), key=lambda place: (jobs[place].front.affinity, -_weight(jobs[place].front), place))
+
+
+def _weight(front: FrontTask) -> int:
+    """Estimate how long a front end takes, by the text it reads; a header of the toolkit brings many others along."""
+    return sum(len(content) for _, content in front.tree.files) + 100_000 * len(front.tree.unresolved)
+
+
+def priority_of(task: FrontTask | ImageTask) -> float:
+    """Return the priority of a task that is ready; lower is sooner.
+
+    Images come before front ends: those are made for them, and they free the memory of their PTX.  Among images those with
+    the longest PTX come first; finding a version floor takes several runs of ptxas.
+    """
+    if isinstance(task, FrontTask):
+        return 0.0
+    return -1.0 - len(task.ptx) * (4 if isinstance(task, FloorTask) else 1)
 
 
 def _refuse_doubles(module: ModuleConfig, targets: Sequence[Target]) -> None:

@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hatchling.builders.sdist import SdistBuilder
 from hatchling.builders.wheel import WheelBuilder
@@ -16,17 +17,16 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from hatch_cuda_aot._version import __version__
-from hatch_cuda_aot.build import BuildResult, Reporter, build_project
-from hatch_cuda_aot.cache import is_off, open_cache
 from hatch_cuda_aot.config import HOOK_TABLE, Config, load_config
 from hatch_cuda_aot.errors import ConfigError, Problem
-from hatch_cuda_aot.manifest import manifest_files, tree_table
 from hatch_cuda_aot.native import visible_ccs
 from hatch_cuda_aot.plan import Module, needs_of, select_line
 from hatch_cuda_aot.sources import read_tree
 from hatch_cuda_aot.stage import FOLDER, runtime_files
-from hatch_cuda_aot.storage import packages_for
 from hatch_cuda_aot.toolchain import check_platform, requirements
+
+if TYPE_CHECKING:
+    from hatch_cuda_aot.build import BuildResult, Reporter
 
 __all__ = ["Built", "Project"]
 
@@ -92,7 +92,7 @@ class Project:
     def requirements(self) -> list[str]:
         """Return what a build of this project needs: the compiler or what leads to a cluster's, and the shared cache's."""
         config = self.config()
-        shared = [] if config.cache_url is None or is_off(os.environ) else packages_for(config.cache_url)
+        shared = _sharing(config)
         if config.executor == "dask":
             from hatch_cuda_aot.compile.dask_pool import REQUIREMENTS
 
@@ -114,6 +114,11 @@ class Project:
             BuildError: whatever is wrong.
 
         """
+        # Imported here, as a frontend also asks for no more than the requirements, in a process of its own.
+        from hatch_cuda_aot.build import build_project
+        from hatch_cuda_aot.cache import open_cache
+        from hatch_cuda_aot.manifest import manifest_files, tree_table
+
         self._check_runtime_requirements()
         result = build_project(config, reporter, open_cache(url=config.cache_url, warn=warn))
         tree = None
@@ -180,6 +185,16 @@ def _ships(sdist: SdistBuilder, path: str) -> bool:
     if only and not any(path == start or path.startswith(f"{start}/") for start in only):
         return False
     return bool(sdist.config.include_path(path, explicit=bool(only)))
+
+
+def _sharing(config: Config) -> list[str]:
+    """Return the packages that lead to the shared cache, if there is one."""
+    if config.cache_url is None:
+        return []
+    from hatch_cuda_aot.cache import is_off
+    from hatch_cuda_aot.storage import packages_for
+
+    return [] if is_off(os.environ) else packages_for(config.cache_url)
 
 
 def _modules(config: Config) -> list[Module]:

@@ -56,6 +56,13 @@ class WorkerPool:
 
     def submit(self, task: Task, *, priority: float = 0.0) -> Future[Result]:
         """Queue `task`; of those that wait, a lower `priority` starts first."""
+        future = self._put(task, priority)
+        if isinstance(task, ProbeTask):  # while one worker is asked, the others load their compilers too
+            for _ in self._slots[1:]:
+                self._put(ProbeTask(task.compiler), priority)
+        return future
+
+    def _put(self, task: Task, priority: float) -> Future[Result]:
         future: Future[Result] = Future()
         self._queue.put((priority, next(self._order), clock(), task, future))
         if len(self._threads) < len(self._slots):

@@ -50,9 +50,9 @@ def software_of(toolchain: Toolchain, compiler: Compiler) -> dict[str, str]:
 
 def program() -> str:
     """Return our own version, with the digest of the code that stands between a task and its result."""
-    from hatch_cuda_aot.cache import _program_digest
+    from hatch_cuda_aot.cache import program_digest
 
-    return f"{__version__} (code {_program_digest()[:12]})"
+    return f"{__version__} (code {program_digest()[:12]})"
 
 
 def differences(found: Software, expected: Software) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -28,6 +29,7 @@ from hatch_cuda_aot.compile.tasks import (
 )
 from hatch_cuda_aot.config import load_config
 from hatch_cuda_aot.errors import BuildError, CompileError, ResultError
+from hatch_cuda_aot.installed import Identity
 from hatch_cuda_aot.plan import Plan
 from hatch_cuda_aot.shared import SharedLevel
 from hatch_cuda_aot.toolchain import Toolchain
@@ -76,6 +78,8 @@ class Compilers:
         self.assemble: Callable[[AssembleTask], AssembleResult] = assemble
         self.done: list[str] = []
         self.jobs = 0
+        self.probes = 0
+        self.toolchain = TOOLCHAIN
 
     def __call__(self, jobs: int) -> Compilers:
         self.jobs = jobs
@@ -97,7 +101,8 @@ class Compilers:
 
     def _run(self, task: Task) -> Any:
         if isinstance(task, ProbeTask):
-            return TOOLCHAIN
+            self.probes += 1
+            return self.toolchain
         self.done.append(f"{task.module} {task.arch}")
         if isinstance(task, FrontTask):
             return self.front(task)
@@ -291,6 +296,44 @@ def test_a_failed_build_shares_too(plan: Plan, compilers: Compilers, tmp_path: P
     compilers.done.clear()
     run(plan, shared.cache("b"))
     assert compilers.done == ["a compute_90", "a sm_90", "closed"]
+
+
+@pytest.fixture
+def remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compiler that is installed from wheels, which stay the same."""
+    identity = Identity("0", ("/venv",), frozenset({TOOLCHAIN.ptxas_path}))
+    monkeypatch.setattr(build_module, "identify", lambda line, needs: identity)  # noqa: ARG005
+
+
+@pytest.mark.usefixtures("remembered")
+def test_no_compiler_for_cached_results(plan: Plan, compilers: Compilers, tmp_path: Path) -> None:
+    """Where all is in the cache the compiler is not even looked at; where anything is not, it is."""
+    cache = Cache(tmp_path / "cache")
+    cold, _ = run(plan, cache)
+    assert compilers.probes == 1
+    warm, _ = run(plan, cache)
+    assert compilers.probes == 1
+    assert (warm.modules, warm.toolchain) == (cold.modules, cold.toolchain)
+    entries = sorted((tmp_path / "cache").glob("??/*"))
+    entries[0].unlink()
+    run(plan, cache)
+    assert compilers.probes == 2
+
+
+@pytest.mark.usefixtures("remembered")
+def test_a_compiler_that_is_not_what_it_was(plan: Plan, compilers: Compilers, tmp_path: Path) -> None:
+    """A compiler that changed under its wheels' records never works for the keys of another; the next build is good."""
+    cache = Cache(tmp_path / "cache")
+    run(plan, cache)
+    min((tmp_path / "cache").glob("??/*")).unlink()
+    compilers.toolchain = dataclasses.replace(TOOLCHAIN, nvrtc="12.9.87")
+    compilers.done.clear()
+    with pytest.raises(BuildError, match=r"^the compiler of CUDA 12\.9 was changed without its wheels: build again$"):
+        run(plan, cache)
+    assert compilers.done == ["closed"]
+    again, _ = run(plan, cache)
+    assert again.toolchain.nvrtc == "12.9.87"
+    assert again.hits <= len(plan.images)  # which depend on the PTX alone
 
 
 def failing(*modules_and_archs: str) -> Callable[[FrontTask], FrontResult]:

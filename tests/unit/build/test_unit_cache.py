@@ -145,14 +145,14 @@ def test_program_is_in_the_key(monkeypatch: pytest.MonkeyPatch, path: str) -> No
     """Another version of the code that makes results from tasks does not meet entries of this one."""
     read = Path.read_bytes
     edited = Path(cache_module.__file__).parent / path
-    cache_module._program_digest.cache_clear()
+    cache_module.program_digest.cache_clear()
     before = key_of(FRONT, TOOLCHAIN)
     monkeypatch.setattr(Path, "read_bytes", lambda file: read(file) + (b"# edited" if file == edited else b""))
-    cache_module._program_digest.cache_clear()
+    cache_module.program_digest.cache_clear()
     try:
         assert key_of(FRONT, TOOLCHAIN) != before
     finally:
-        cache_module._program_digest.cache_clear()
+        cache_module.program_digest.cache_clear()
 
 
 def test_what_cannot_be_cached() -> None:

@@ -783,3 +783,14 @@ def test_wrong_headers(root: Path) -> None:
         "tool.cuda-aot.headers #2: 'src/pkg/*.h' matches no file in ROOT. Headers in the project: src/pkg/device/c.cuh",
         "tool.cuda-aot.headers #3: '../x.h' lies outside the project ROOT: sdists cannot carry it. " + advice,
     ]
+
+
+def test_share_front_end(root: Path) -> None:
+    """A module's own value wins over the project's; anything else than the known words is refused."""
+    own = {"sources": ["src/pkg/kernels/a.cu"], "share-front-end": "all"}
+    config = load(root, with_sources(modules=[own], share_front_end="major"))
+    assert [module(config, name).settings.share_front_end for name in "ab"] == ["all", "major"]
+    assert module(load(root)).settings.share_front_end == "none"
+    assert problems(root, with_sources(share_front_end=True)) == [
+        "tool.cuda-aot.share-front-end: is True: expected one of 'none', 'major', 'all'"
+    ]

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+from hatch_cuda_aot.compile.tasks import AssembleTask, FloorTask, FrontTask, ImageTask
 from hatch_cuda_aot.config import ModuleConfig, load_settings
 from hatch_cuda_aot.errors import BuildError, ConfigError, UnsupportedArchError
-from hatch_cuda_aot.plan import Module, make_plan, needs_of, select_line
+from hatch_cuda_aot.plan import Module, in_order, make_plan, needs_of, priority_of, select_line
+from hatch_cuda_aot.runtime.arch import Arch
 from hatch_cuda_aot.sources import SourceTree
 from hatch_cuda_aot.toolchain import LINES, line_named
 
@@ -204,3 +206,113 @@ def test_native() -> None:
     assert [str(target) for target in plan.images] == ["sm_80", "sm_90"]
     with pytest.raises(BuildError, match="no GPU here"):
         select_line("auto", modules, no_gpu)
+
+
+SHARED = [
+    "sm_75",
+    "sm_80",
+    "sm_86",
+    "sm_89",
+    "sm_90",
+    "sm_90a",
+    "sm_100",
+    "sm_100f",
+    "sm_103",
+    "compute_80",
+    "compute_89",
+]
+
+
+@pytest.mark.parametrize(
+    ("sharing", "passes"),
+    [
+        (
+            "none",
+            {
+                "compute_75": "sm_75",
+                "compute_80": "sm_80 compute_80",
+                "compute_86": "sm_86",
+                "compute_89": "sm_89 compute_89",
+                "compute_90": "sm_90",
+                "compute_90a": "sm_90a",
+                "compute_100": "sm_100",
+                "compute_100f": "sm_100f",
+                "compute_103": "sm_103",
+            },
+        ),
+        (
+            "major",
+            {
+                "compute_75": "sm_75",
+                "compute_80": "sm_80 sm_86@compute_80 sm_89@compute_80 compute_80",
+                "compute_89": "compute_89",
+                "compute_90": "sm_90",
+                "compute_90a": "sm_90a",
+                "compute_100": "sm_100 sm_103@compute_100",
+                "compute_100f": "sm_100f",
+            },
+        ),
+        (
+            "all",
+            {
+                "compute_75": (
+                    "sm_75 sm_80@compute_75 sm_86@compute_75 sm_89@compute_75 sm_90@compute_75 sm_100@compute_75 "
+                    "sm_103@compute_75"
+                ),
+                "compute_80": "compute_80",
+                "compute_89": "compute_89",
+                "compute_90a": "sm_90a",
+                "compute_100f": "sm_100f",
+            },
+        ),
+    ],
+)
+def test_shared_front_ends(sharing: str, passes: dict[str, str]) -> None:
+    """Cubins share the pass of the lowest architecture of their group; suffixes and PTX keep theirs."""
+    plan = make_plan([module(archs=SHARED, share_front_end=sharing)], line_named("13.0"), no_gpu)
+    found = {str(job.front.arch): " ".join(map(str, job.targets)) for job in plan.jobs}
+    assert found == passes
+
+
+def test_shared_front_ends_leave_what_was_written() -> None:
+    """``@`` is the user's own word, and neither changed nor counted; the lowest is one that is asked for."""
+    archs = ["sm_86", "sm_89@compute_89", "sm_87@compute_75", "sm_88", "compute_80"]
+    plan = make_plan([module(archs=archs, share_front_end="major")], line_named("13.0"), no_gpu)
+    assert sorted((str(target.image), str(target.front)) for target in plan.images) == [
+        ("compute_80", "compute_80"),
+        ("sm_86", "compute_86"),
+        ("sm_87", "compute_75"),
+        ("sm_88", "compute_86"),
+        ("sm_89", "compute_89"),
+    ]
+
+
+def test_shared_front_ends_are_those_written_out() -> None:
+    """``major`` gives the very jobs that the long spelling gives, and so the same entries of the cache."""
+    short = make_plan([module(archs=["sm_80", "sm_86"], share_front_end="major")], line_named("13.0"), no_gpu)
+    long = make_plan([module(archs=["sm_80", "sm_86@compute_80"])], line_named("13.0"), no_gpu)
+    assert short == long
+
+
+def test_longest_first() -> None:
+    """Front ends with the same options follow each other, the longest first: many toolkit headers, then much text."""
+    texts = {"short": "x", "long": "x" * 100, "heavy": "#include <cub/cub.cuh>"}
+    modules = [module(name, text=text, archs=["sm_80", "sm_90"]) for name, text in texts.items()]
+    modules.append(module("other", archs=["sm_80"], defines={"A": 1}))
+    jobs = make_plan(modules, line_named("12.9"), no_gpu).jobs
+    ordered = [(jobs[place].front.module, jobs[place].front.arch.cc) for place in in_order(jobs)]
+    assert ordered == [
+        *[(name, cc) for name in ("heavy", "long", "short") for cc in (80, 90)],
+        ("other", 80),
+    ]
+
+
+def test_images_before_front_ends() -> None:
+    """What is ready for ptxas goes first, the longest text at the head."""
+    (job,) = make_plan([module(archs=["sm_80"])], line_named("12.9"), no_gpu).jobs
+    images: list[ImageTask] = [
+        AssembleTask(job.front.compiler, "k", Arch(80), b"x" * size, ()) for size in (1, 300, 20)
+    ]
+    images.append(FloorTask(job.front.compiler, "k", Arch(80, virtual=True), b"x" * 10, ()))  # several runs of ptxas
+    tasks: list[FrontTask | ImageTask] = [job.front, *images]
+    assert sorted(tasks, key=priority_of) == [images[1], images[3], images[2], images[0], job.front]

@@ -311,6 +311,31 @@ def test_no_more_workers_than_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(slots) == 4
 
 
+def test_all_workers_start_while_one_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a worker says what the compiler is, the others load theirs; nobody waits for them."""
+    asked: list[ProbeTask] = []
+    all_at_once = threading.Barrier(3)
+
+    class Slot:
+        def __init__(self, temporary: str) -> None:
+            pass
+
+        def run(self, task: ProbeTask) -> str:
+            asked.append(task)
+            all_at_once.wait(60)
+            if not task.archs:
+                raise NoCompilerError("none here")
+            return "the answer"
+
+        def kill(self) -> None:
+            pass
+
+    monkeypatch.setattr(pool_module, "_Slot", Slot)
+    with WorkerPool(3) as pool:
+        assert run(pool, ProbeTask(Compiler("12.9"), (Arch(90),))) == "the answer"
+    assert sorted(len(task.archs) for task in asked) == [0, 0, 1]
+
+
 def test_default_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     """As many as CPUs that this process may use; where that is not known, as many as there are, and never none."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 3, 5}, raising=False)
