@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import venv
@@ -23,6 +24,11 @@ PACKAGES = ROOT / "tests" / "packages"
 
 #: The lines that are tested: the oldest, and the newest.
 LINES = ("12.9", "13.5")
+
+
+# Started in the background it is ignored, and programs that the tests interrupt would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
