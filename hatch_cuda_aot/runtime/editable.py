@@ -44,8 +44,9 @@ def up_to_date(manifest: Manifest, logger: str) -> Manifest:
         words = "%s after the kernels of %s were built; build them again with: %s%s"
         log.warning(words, _words(changed), manifest.package, command, absent)
         return manifest
-    # Of many processes that start at once, one builds and the others take what it made.
-    with _locked(os.path.dirname(os.path.abspath(manifest.folder))):
+    # Of many processes that start at once, one builds and the others take what it made.  The build puts another folder in
+    # the place of this one, so whoever comes later waits for nobody; it locks the folder around it itself.
+    with _locked(manifest.folder):
         manifest = Manifest.read(manifest.folder)
         changed = changed_files(manifest)
         if changed:
