@@ -180,7 +180,7 @@ def test_wheels(tmp_path: Path, bucket: Bucket, wheelhouse: Path) -> None:
     wheel, output = build("first", *pip)
     entries = bucket.entries()
     assert len(entries) == 4  # two front ends, a cubin, a floor
-    assert "from the cache" not in output
+    assert "0 of 4 results from the cache" in output
     assert "shared cache" not in output
 
     again, output = build("second", *pip)
