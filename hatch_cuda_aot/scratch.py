@@ -61,12 +61,20 @@ def try_lock(descriptor: int) -> bool:
 
 def is_abandoned(path: Path) -> bool:
     """Tell whether nobody holds the lock on a file or folder, and so the process that made it is gone."""
+    with _taken_over(path) as abandoned:
+        return abandoned
+
+
+@contextlib.contextmanager
+def _taken_over(path: Path) -> Iterator[bool]:
+    """Hold the lock on a file or folder in the block, if nobody else does; say whether that is so."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except OSError:
-        return False
+        yield False
+        return
     try:
-        return try_lock(descriptor)
+        yield try_lock(descriptor)
     finally:
         os.close(descriptor)
 
@@ -89,13 +97,13 @@ def locked(folder: Path) -> Iterator[bool]:
 
 def _make() -> tuple[Path, int]:
     """Return a new folder and the descriptor that holds its lock, or -1 where there are no locks."""
-    for _ in range(10 if sys.platform != "win32" else 0):
+    for _ in range(100 if sys.platform != "win32" else 0):
         folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
-        descriptor = os.open(folder, os.O_RDONLY)
-        if try_lock(descriptor) and folder.is_dir():
-            return folder, descriptor
-        os.close(descriptor)  # another build swept it away before it was locked; or nothing can be locked there
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(FileNotFoundError):  # another build swept it away before it was locked
+            descriptor = os.open(folder, os.O_RDONLY)
+            if try_lock(descriptor) and folder.is_dir():
+                return folder, descriptor
+            os.close(descriptor)  # the same; or nothing can be locked there
             folder.rmdir()
     return Path(tempfile.mkdtemp(prefix=_PREFIX)), -1
 
@@ -113,5 +121,8 @@ def _sweep(parent: Path) -> None:
     for folder in parent.glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError):
             status = folder.lstat()
-            if stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and is_abandoned(folder):
-                shutil.rmtree(folder, ignore_errors=True)
+            if stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid():
+                # With the lock held until it is gone: whoever just made it sees that, and makes another.
+                with _taken_over(folder) as abandoned:
+                    if abandoned:
+                        shutil.rmtree(folder, ignore_errors=True)

@@ -13,12 +13,18 @@ extern "C" __global__ void warp_softmax(const float* in, float* out) {
     const int first = (blockIdx.x * WARPS + warp) * 32 * ITEMS;
     float items[ITEMS];
     cub::LoadDirectBlocked(lane, in + first, items);
-    float largest = Reduce(shared[warp]).Reduce(items, cuda::maximum<>{});
+    float largest = items[0];
+    for (int i = 1; i < ITEMS; ++i) {
+        largest = fmaxf(largest, items[i]);
+    }
+    largest = Reduce(shared[warp]).Reduce(largest, cuda::maximum<>{});
     largest = __shfl_sync(0xffffffff, largest, 0);
+    float sum = 0;
     for (int i = 0; i < ITEMS; ++i) {
         items[i] = __expf(items[i] - largest);
+        sum += items[i];
     }
-    float sum = Reduce(shared[warp]).Sum(items);
+    sum = Reduce(shared[warp]).Sum(sum);
     sum = __shfl_sync(0xffffffff, sum, 0);
     for (int i = 0; i < ITEMS; ++i) {
         items[i] = __fdividef(items[i], sum);

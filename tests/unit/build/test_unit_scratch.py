@@ -143,3 +143,22 @@ def test_waiting_for_each_other(tmp_path: Path) -> None:
     assert is_abandoned(tmp_path)
     with locked(tmp_path / "none") as alone:
         assert not alone
+
+
+def test_many_at_once(tmp_path: Path) -> None:
+    """Processes that make theirs at the same time, and sweep, leave each other's alone."""
+    code = (
+        "from hatch_cuda_aot.scratch import Scratch\n"
+        "for _ in range(50):\n"
+        "    scratch = Scratch()\n"
+        "    (scratch.path / 'mine').touch()\n"
+        "    assert (scratch.path / 'mine').exists()\n"
+        "    scratch.close()\n"
+    )
+    environ = {**os.environ, "TMPDIR": str(tmp_path)}
+    processes = [
+        subprocess.Popen([sys.executable, "-c", code], env=environ, stderr=subprocess.PIPE, text=True) for _ in range(6)
+    ]
+    errors = [process.communicate(timeout=60)[1] for process in processes]
+    assert errors == [""] * 6
+    assert list(tmp_path.iterdir()) == []
