@@ -153,8 +153,11 @@ class _Compiler:
     def ask(self) -> Toolchain:
         """Have a worker find it."""
         task = ProbeTask(Compiler(self._plan.line.version, self._plan.needs), self._plan.archs)
+        future = self._pool.submit(task)
+        if self._folder is None:  # nothing can come from the cache: there is work for all workers
+            self._pool.warm_up(task.compiler)
         with span("wait for workers"):
-            found = self._pool.submit(task).result()
+            found = future.result()
         assert isinstance(found, Toolchain)
         self._asked = True
         if self._folder is not None and found != self._known:

@@ -65,6 +65,9 @@ class DaskPool:
             self._check_workers(task.compiler, future)
         return future
 
+    def warm_up(self, compiler: Compiler) -> None:
+        """Do nothing: all workers are asked what they have before the first of them compiles anything."""
+
     def close(self) -> None:
         """Cancel whatever is not done, and leave the cluster."""
         self._closed.set()

@@ -20,7 +20,7 @@ from types import TracebackType
 
 from hatch_cuda_aot.compile.environment import worker_environ
 from hatch_cuda_aot.compile.run import CRASH_ADVICE
-from hatch_cuda_aot.compile.tasks import FrontTask, ProbeTask, Result, Task, step_of
+from hatch_cuda_aot.compile.tasks import Compiler, FrontTask, ProbeTask, Result, Task, step_of
 from hatch_cuda_aot.compile.worker import receive, send
 from hatch_cuda_aot.errors import WorkerCrashError
 from hatch_cuda_aot.scratch import Scratch
@@ -56,13 +56,6 @@ class WorkerPool:
 
     def submit(self, task: Task, *, priority: float = 0.0) -> Future[Result]:
         """Queue `task`; of those that wait, a lower `priority` starts first."""
-        future = self._put(task, priority)
-        if isinstance(task, ProbeTask):  # while one worker is asked, the others load their compilers too
-            for _ in self._slots[1:]:
-                self._put(ProbeTask(task.compiler), priority)
-        return future
-
-    def _put(self, task: Task, priority: float) -> Future[Result]:
         future: Future[Result] = Future()
         self._queue.put((priority, next(self._order), clock(), task, future))
         if len(self._threads) < len(self._slots):
@@ -70,6 +63,11 @@ class WorkerPool:
             self._threads.append(thread)
             thread.start()
         return future
+
+    def warm_up(self, compiler: Compiler) -> None:
+        """Have all workers but one load `compiler`, while that one is asked what it is."""
+        for _ in self._slots[1:]:
+            self.submit(ProbeTask(compiler))
 
     def close(self) -> None:
         """Kill the workers and forget the tasks that wait."""

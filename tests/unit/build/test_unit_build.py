@@ -20,6 +20,7 @@ from hatch_cuda_aot.compile.ptxas import Resources
 from hatch_cuda_aot.compile.tasks import (
     AssembleResult,
     AssembleTask,
+    Compiler,
     FloorResult,
     FloorTask,
     FrontResult,
@@ -79,6 +80,7 @@ class Compilers:
         self.done: list[str] = []
         self.jobs = 0
         self.probes = 0
+        self.warm = False
         self.toolchain = TOOLCHAIN
 
     def __call__(self, jobs: int) -> Compilers:
@@ -98,6 +100,10 @@ class Compilers:
         except BuildError as error:
             future.set_exception(error)
         return future
+
+    def warm_up(self, compiler: Compiler) -> None:
+        assert compiler == Compiler("12.9")
+        self.warm = True
 
     def _run(self, task: Task) -> Any:
         if isinstance(task, ProbeTask):
@@ -303,6 +309,14 @@ def remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     """A compiler that is installed from wheels, which stay the same."""
     identity = Identity("0", ("/venv",), frozenset({TOOLCHAIN.ptxas_path}))
     monkeypatch.setattr(build_module, "identify", lambda line, needs: identity)  # noqa: ARG005
+
+
+def test_all_workers_only_where_all_have_work(plan: Plan, compilers: Compilers, tmp_path: Path) -> None:
+    """Workers load their compilers ahead of time in a build without a cache; else they wait for what it lacks."""
+    run(plan, Cache(tmp_path / "cache"))
+    assert not compilers.warm
+    run(plan)
+    assert compilers.warm
 
 
 @pytest.mark.usefixtures("remembered")
