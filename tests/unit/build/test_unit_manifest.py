@@ -11,7 +11,7 @@ import pytest
 
 from hatch_cuda_aot.compile.ptx import Param, Variable
 from hatch_cuda_aot.compile.ptxas import Resources
-from hatch_cuda_aot.manifest import image_file, manifest_files
+from hatch_cuda_aot.manifest import MANY_MODULES, image_file, manifest_files
 from hatch_cuda_aot.results import Image, Kernel, ModuleResult, PtxIsa
 from hatch_cuda_aot.runtime.arch import Arch
 from hatch_cuda_aot.runtime.errors import KernelNotFoundError, ManifestError
@@ -88,6 +88,20 @@ def test_file_names() -> None:
         "other.sm_90.cubin",
     ]
     assert image_file("axpy", AXPY.images[0]) == "axpy.sm_90a.cubin"
+
+
+def test_many_modules(tmp_path: Path) -> None:
+    """What more than a hundred modules have lies in a folder of its own, not beside the loader, and is found there."""
+    modules = [dataclasses.replace(OTHER, name=f"m{number:03}") for number in range(MANY_MODULES + 1)]
+    made = files(*modules)
+    assert [name for name in made if "/" not in name] == ["manifest.json"]
+    assert all("/" not in name for name in files(*modules[1:]))
+    for name, content in made.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    (image,) = Manifest.read(str(tmp_path)).module("m007").images
+    assert image.file == "modules/m007.sm_90.cubin"
+    assert read_verified(str(tmp_path / image.file), image.size, image.sha256) == b"other"
 
 
 def test_large_image(tmp_path: Path) -> None:
