@@ -12,6 +12,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from tests.build.conftest import EXAMPLE, make_compiler
 from tests.wheels import ROOT, copy_project, frontend_environ, only_wheel
@@ -172,8 +173,14 @@ def test_sdist_that_lacks_sources_is_a_warning(frontend: Frontend) -> None:
 def line_environment(pytestconfig: pytest.Config, frontend: Frontend, wheelhouse: Path) -> Path:
     """A Python with the compiler of CUDA 12.9 and hatch-cuda-aot installed, for builds without isolation."""
     python = make_compiler(pytestconfig, "12.9").python
-    install = ["-m", "pip", "install", "--quiet", "--no-deps", "--force-reinstall", str(only_wheel(wheelhouse))]
-    frontend.run(str(python), *install, cwd=frontend.folder)
+    wheel = only_wheel(wheelhouse)
+    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    installed = python.parent.parent / "installed"
+    with FileLock(installed.with_suffix(".lock")):  # never take it away beneath another process that uses it
+        if not installed.is_file() or installed.read_text() != digest:
+            install = ["-m", "pip", "install", "--quiet", "--no-deps", "--force-reinstall", str(wheel)]
+            frontend.run(str(python), *install, cwd=frontend.folder)
+            installed.write_text(digest)
     return python
 
 
