@@ -104,9 +104,14 @@ def _read_parts(path: str, size: int, digests: Sequence[str]) -> bytearray:
         except Exception as error:  # noqa: BLE001 -- raised by the thread that waits for all
             errors.append(error)
 
-    helpers = [threading.Thread(target=work, daemon=True) for _ in range(min(_THREADS, _cpus(), count) - 1)]
-    for helper in helpers:
-        helper.start()
+    helpers: list[threading.Thread] = []
+    for _ in range(min(_THREADS, _cpus(), count) - 1):
+        helper = threading.Thread(target=work, daemon=True)
+        try:
+            helper.start()
+        except RuntimeError:  # the system has no more of them, or the interpreter is about to end: fewer do it as well
+            break
+        helpers.append(helper)
     work()
     for helper in helpers:
         helper.join()

@@ -90,6 +90,19 @@ def test_too_few_digests(tmp_path: Path) -> None:
         read_verified(str(path), len(CONTENT), digest(CONTENT), digests(CONTENT)[:-1])
 
 
+@pytest.mark.usefixtures("small_parts")
+def test_no_more_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no thread can be started the calling one reads everything."""
+    path = tmp_path / "image"
+    path.write_bytes(CONTENT)
+
+    def start(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    assert read_verified(str(path), len(CONTENT), digest(CONTENT), digests(CONTENT)) == CONTENT
+
+
 def test_missing_and_unreadable(tmp_path: Path) -> None:
     """What cannot be read is damaged, in the system's words."""
     with pytest.raises(DamagedError, match="expected 7 bytes, found No such file or directory"):
