@@ -253,7 +253,8 @@ KEYS: tuple[Key, ...] = (
         "defines",
         "table",
         {},
-        "Macros: a string or number is the value, `true` defines the macro as 1, `false` leaves it undefined.",
+        "Macros: a string or number is the value, `true` defines the macro as 1, `false` leaves it undefined. "
+        "`_CCCL_META_UNROLL_LIMIT` is defined as 10, as for nvcc, unless you set it here or in a source.",
         _defines,
         per_module=True,
     ),

@@ -125,7 +125,7 @@ def make_plan(modules: Sequence[Module], line: Line, native: Callable[[], Sequen
                 tree=module.tree,
                 sources=module.config.sources,
                 expressions=_place_expressions(module),
-                nvrtc=_nvrtc_options(settings),
+                nvrtc=_nvrtc_options(settings, module.tree),
                 nvjitlink=_nvjitlink_options(settings),
                 prune=settings.prune,
             )
@@ -178,15 +178,29 @@ def _place_expressions(module: Module) -> tuple[tuple[str, str], ...]:
     return tuple(sorted(placed))  # in whichever order they are listed, the images are the same
 
 
-def _nvrtc_options(settings: Settings) -> tuple[str, ...]:
+def _nvrtc_options(settings: Settings, tree: SourceTree) -> tuple[str, ...]:
     return (
         f"--std={settings.std}",
+        *_unroll_limit(settings, tree),
         *(f"--define-macro={name}={value}" for name, value in settings.defines),
         *(f"--include-path={folder}" for folder in settings.include_dirs),
         *(("--generate-line-info",) if settings.lineinfo else ()),
         *(("--device-debug",) if settings.debug else ()),
         *settings.options.nvrtc,
     )
+
+
+def _unroll_limit(settings: Settings, tree: SourceTree) -> tuple[str, ...]:
+    """Have CCCL's type lists unrolled as far as for nvcc, unless the project has its own say in that.
+
+    ``<cuda/std/__type_traits/type_list.h>`` does not count NVRTC as nvcc, though the front end is the same, and then goes to
+    16 instead of 10.  The work doubles with each step: half the time of every source that includes CUB, for the same code.
+    """
+    given = (*(name for name, _ in settings.defines), *settings.options.nvrtc, *tree.texts())
+    return () if any(_UNROLL_LIMIT in text for text in given) else (f"--define-macro={_UNROLL_LIMIT}=10",)
+
+
+_UNROLL_LIMIT = "_CCCL_META_UNROLL_LIMIT"
 
 
 def ptxas_options(settings: Settings) -> tuple[str, ...]:

@@ -44,7 +44,7 @@ def build(root: Path, table: dict[str, Any], package: str, jobs: int = 2) -> tup
 
 
 def nvrtc_cubins(plan: Plan) -> dict[tuple[str, str], bytes]:
-    """Let NVRTC alone make the cubin of every job of a plan: module and architecture -> bytes."""
+    """Let NVRTC alone make the cubin of every job of a plan, with the user's options only: by module and architecture."""
     found = {}
     for job in plan.jobs:
         for target in job.targets:
@@ -146,7 +146,9 @@ def _nvrtc_cubin(task: FrontTask, arch: str, ptxas_options: Sequence[str]) -> by
     (source,) = task.sources
     expressions = [expression for expression, _ in task.expressions]
     with _staged(task, _toolchain(task.compiler)) as include_flags:
-        options = [f"-arch={arch}", "-no-cache", *task.nvrtc, *include_flags]
+        given = [option for option in task.nvrtc if "_CCCL_META_UNROLL_LIMIT" not in option]
+        assert len(given) == len(task.nvrtc) - 1
+        options = [f"-arch={arch}", "-no-cache", *given, *include_flags]
         options += [f"-Xptxas={option}" for option in ptxas_options if option != "--generate-line-info"]
         text = task.tree.text(source).encode()
         _, program = api.nvrtcCreateProgram(text, source.encode(), 0, [], [])

@@ -70,6 +70,22 @@ def test_example_is_what_nvrtc_makes(compiler: Compiler) -> None:
     assert compared == 9 * 8
 
 
+@pytest.mark.parametrize(
+    ("before", "defines", "limit"),
+    [("", {}, 10), ("#define _CCCL_META_UNROLL_LIMIT 12", {}, 12), ("", {"_CCCL_META_UNROLL_LIMIT": 14}, 14)],
+)
+def test_cccl_unrolls_as_for_nvcc(compiler: Compiler, before: str, defines: dict[str, int], limit: int) -> None:
+    """Its own default for NVRTC makes the front end twice as slow for the same code; a project can choose it."""
+    text = f"{before}\n" + textwrap.dedent(f"""\
+        #include <cuda/std/__type_traits/type_list.h>
+        #define JOINED(a, b) a##b
+        static_assert(JOINED(_CCCL_META_UNROLL_, LIMIT) == {limit}, "");
+        __global__ void k() {{}}
+    """)
+    source: CompiledSource = compiler.call(compile_source, text, archs=["sm_90"], defines=defines)
+    assert source.kernels
+
+
 def test_no_unused_constant_of_the_toolkit(compiler: Compiler) -> None:
     """What is left of the toolkit's constants is used by some kernel, where NVRTC's own cubin has hundreds of others."""
     table = {**remote.read_table(EXAMPLE / "pyproject.toml"), "cuda": compiler.line, "archs": ["sm_90", "compute_90"]}

@@ -62,6 +62,7 @@ def test_what_is_shipped(folder: Path) -> None:
     assert source["templates"] == ["file_name", "ours::axpy"]
     assert source["options"] == [
         "--std=c++17",
+        "--define-macro=_CCCL_META_UNROLL_LIMIT=10",
         "--define-macro=SHIFT=3",
         "--include-path=src/embed_pkg/device",
         "--fmad=false",

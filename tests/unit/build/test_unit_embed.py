@@ -81,7 +81,13 @@ def test_from_plan_to_result(root: Path) -> None:
     (job,) = make_plan([Module(module, tree)], line_named("12.9"), list).jobs
     assert _source(job) == Source(
         "pkg/a.cu",
-        ("--std=c++17", "--define-macro=N=1", "--include-path=pkg/include", "--fmad=false"),
+        (
+            "--std=c++17",
+            "--define-macro=_CCCL_META_UNROLL_LIMIT=10",
+            "--define-macro=N=1",
+            "--include-path=pkg/include",
+            "--fmad=false",
+        ),
         ("--fmad=false", "-O1"),
         tree.files,
         ("f", "n::g"),

@@ -83,6 +83,7 @@ def test_options() -> None:
     (job,) = make_plan([source], line_named("12.9"), no_gpu).jobs
     assert job.front.nvrtc == (
         "--std=c++20",
+        "--define-macro=_CCCL_META_UNROLL_LIMIT=10",
         "--define-macro=A=1",
         "--define-macro=B=2",
         "--generate-line-info",
@@ -91,6 +92,21 @@ def test_options() -> None:
     )
     assert job.ptxas == ("--generate-line-info", "--maxrregcount=32", "-O1")
     assert job.front.nvjitlink == ("-lineinfo", "-ftz=1", "-prec-div=0", "-prec-sqrt=0", "-fma=1")
+
+
+@pytest.mark.parametrize(
+    ("text", "keys"),
+    [
+        ("#define _CCCL_META_UNROLL_LIMIT 16", {}),
+        ("", {"defines": {"_CCCL_META_UNROLL_LIMIT": 16}}),
+    ],
+)
+def test_the_project_has_its_say_in_cccl(text: str, keys: dict[str, Any]) -> None:
+    """The limit that spares NVRTC half of its work is not given where the project sets it."""
+    (job,) = make_plan([module(text=text, archs=["sm_90"], **keys)], line_named("12.9"), no_gpu).jobs
+    assert "--define-macro=_CCCL_META_UNROLL_LIMIT=10" not in job.front.nvrtc
+    (job,) = make_plan([module(archs=["sm_90"])], line_named("12.9"), no_gpu).jobs
+    assert "--define-macro=_CCCL_META_UNROLL_LIMIT=10" in job.front.nvrtc
 
 
 def test_debug_options() -> None:
@@ -109,7 +125,7 @@ def test_include_dirs() -> None:
     settings = dataclasses.replace(plain.settings, include_dirs=("b", "a"))
     source = Module(dataclasses.replace(plain, settings=settings), SourceTree.of_texts({"k.cu": ""}))
     (job,) = make_plan([source], line_named("12.9"), no_gpu).jobs
-    assert job.front.nvrtc[1:] == ("--include-path=b", "--include-path=a")
+    assert job.front.nvrtc[2:] == ("--include-path=b", "--include-path=a")
 
 
 def test_place_of_expressions() -> None:
