@@ -97,7 +97,7 @@ def compile_plan(
     """Run the jobs of `plan` in `jobs` worker processes, or on a Dask cluster, and put the results together."""
     tasks = len(plan.jobs) + len(plan.images)
     with cache or contextlib.nullcontext(), _pool(executor, max(1, min(jobs, tasks))) as pool:
-        compiler = _Compiler(pool, plan, cache if executor == "local" else None)
+        compiler = _Compiler(pool, plan, cache, local=executor == "local")
         toolchain = compiler.known() or compiler.ask()
         reporter.planned(plan, tasks)
         run = _Run(pool, toolchain, reporter, cache, compiler)
@@ -136,11 +136,12 @@ class _Compiler:
     Without a cache, or where others compile, nothing is remembered.
     """
 
-    def __init__(self, pool: WorkerPool | DaskPool, plan: Plan, cache: Cache | None) -> None:
+    def __init__(self, pool: WorkerPool | DaskPool, plan: Plan, cache: Cache | None, *, local: bool) -> None:
         self._pool = pool
         self._plan = plan
-        self._folder = cache.folder if cache is not None else None
-        self._identity = identify(plan.line, plan.needs) if cache is not None else None
+        self._identify = cache is not None  # only keys need that
+        self._folder = cache.folder if cache is not None and local else None
+        self._identity = identify(plan.line, plan.needs) if self._folder is not None else None
         self._known: Toolchain | None = None
         self._asked = False
 
@@ -152,7 +153,7 @@ class _Compiler:
 
     def ask(self) -> Toolchain:
         """Have a worker find it."""
-        task = ProbeTask(Compiler(self._plan.line.version, self._plan.needs), self._plan.archs)
+        task = ProbeTask(Compiler(self._plan.line.version, self._plan.needs), self._plan.archs, self._identify)
         future = self._pool.submit(task)
         if self._folder is None:  # nothing can come from the cache: there is work for all workers
             self._pool.warm_up(task.compiler)

@@ -179,7 +179,9 @@ def key_of(task: FrontTask | ImageTask, toolchain: Toolchain) -> str:
 
 def is_cacheable(task: FrontTask | ImageTask, toolchain: Toolchain) -> bool:
     """Tell whether a key can say all that the task's result depends on."""
-    return not toolchain.unknown and (not isinstance(task, FrontTask) or task.tree.is_closed(task.defines))
+    if toolchain.unknown:
+        return False
+    return not isinstance(task, FrontTask) or (bool(toolchain.headers) and task.tree.is_closed(task.defines))
 
 
 @functools.cache

@@ -5,6 +5,7 @@ A job is one pass of the front end, for one module and one virtual architecture,
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -134,12 +135,18 @@ def make_plan(modules: Sequence[Module], line: Line, native: Callable[[], Sequen
 
 
 def in_order(jobs: Sequence[Job]) -> list[int]:
-    """Return the places of `jobs` in the order in which their front ends should start.
+    """Return the places of `jobs` in the order in which their front ends should be started.
 
-    Those with the same options follow each other, so that each worker can serve many (see `FrontTask.affinity`); among
-    them the longest come first, as far as their sources tell, so that none is left when the other workers are done.
+    Those with the same options follow each other, so that each worker can serve many (see `FrontTask.affinity`).  Among
+    them each module is compiled once before any is compiled again, which shows how long it takes (see `Backlog`), and the
+    longest come first, as far as their sources tell.
     """
-    return sorted(range(len(jobs)), key=lambda place: (jobs[place].front.affinity, -_weight(jobs[place].front), place))
+    seen: Counter[str] = Counter()
+    keys = []
+    for place, job in enumerate(jobs):
+        keys.append((job.front.affinity, seen[job.front.module], -_weight(job.front), place))
+        seen[job.front.module] += 1
+    return sorted(range(len(jobs)), key=keys.__getitem__)
 
 
 def _weight(front: FrontTask) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import hashlib
 import importlib.metadata
 import os
@@ -30,6 +31,7 @@ __all__ = [
     "check_platform",
     "choose_line",
     "find_toolchain",
+    "identified",
     "identify_headers",
     "installed_line",
     "known_cuda_values",
@@ -137,6 +139,7 @@ class Toolchain:
         nvjitlink: version of nvJitLink, as ``"12.9.86"``; empty where no module needs it.
         bindings: version of cuda.bindings, which knows the driver that a version of PTX needs.
         headers: for each of `include_dirs` its short name, and what exactly is in the folder; see `identify_headers`.
+            Empty where nobody needed to know.
         unknown: the parts of which that cannot be said: what they make must not be kept for another build.
 
     """
@@ -269,6 +272,8 @@ def installed_line() -> Line:
 def find_toolchain(line: Line, needs: Needs) -> Toolchain:
     """Find every part of the compiler of `line` in this environment, and check that they belong together.
 
+    What exactly its headers are is left open; see `identified`.
+
     Raises:
         NoCompilerError: naming each part that is missing or of another release, with the command that installs them.
 
@@ -289,11 +294,9 @@ def find_toolchain(line: Line, needs: Needs) -> Toolchain:
         )
         raise NoCompilerError(message, requirements=wanted)
     bindings = _version_of("cuda-bindings") or ""
-    headers = tuple((short, identify_headers(Path(folder))) for short, folder in include_dirs)
     programs = {"NVRTC": nvrtc, "ptxas": ptxas, **({"nvJitLink": nvjitlink} if needs.linker else {})}
     unknown = [name for name, version in programs.items() if not re.fullmatch(r"[0-9]+(\.[0-9]+){2,}", version)]
     unknown += [] if bindings else ["cuda.bindings"]
-    unknown += [f"the headers in {dict(include_dirs)[short]}" for short, what in headers if not what]
     return Toolchain(
         line.version,
         nvrtc,
@@ -304,9 +307,15 @@ def find_toolchain(line: Line, needs: Needs) -> Toolchain:
         archs,
         nvjitlink,
         bindings,
-        headers,
-        tuple(unknown),
+        unknown=tuple(unknown),
     )
+
+
+def identified(toolchain: Toolchain) -> Toolchain:
+    """Return `toolchain` with `headers`, which whoever keeps a result must know; that can take as long as a compilation."""
+    headers = tuple((short, identify_headers(Path(folder))) for short, folder in toolchain.include_dirs)
+    missing = [f"the headers in {dict(toolchain.include_dirs)[short]}" for short, what in headers if not what]
+    return dataclasses.replace(toolchain, headers=headers, unknown=(*toolchain.unknown, *missing))
 
 
 def _find_nvrtc(line: Line, missing: list[str]) -> tuple[str, tuple[int, ...]]:
@@ -485,12 +494,14 @@ def _digest_of(folder: Path) -> str:
 def _file_of(distribution: str, wanted: Callable[[str], object]) -> Path | None:
     """Return the first installed file of a distribution whose path satisfies `wanted`."""
     try:
-        files = importlib.metadata.files(distribution) or ()
+        found = importlib.metadata.distribution(distribution)
     except importlib.metadata.PackageNotFoundError:
         return None
-    for file in files:
-        if wanted(f"/{file.as_posix()}"):
-            located = Path(str(file.locate()))
+    record = found.read_text("RECORD") or ""  # `files` would make thousands of objects of it
+    for line in record.splitlines():
+        name = line.partition(",")[0]
+        if wanted(f"/{name}"):
+            located = Path(str(found.locate_file(name)))
             if located.is_file():
                 return located
     return None

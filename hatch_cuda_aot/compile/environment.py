@@ -26,6 +26,10 @@ _TEMPORARY = ("TMPDIR", "TEMP", "TMP")
 
 
 def worker_environ(environ: Mapping[str, str], temporary: str) -> dict[str, str]:
-    """Return the environment of a worker that keeps its temporary files in the folder `temporary`."""
+    """Return the environment of a worker that keeps its temporary files in the folder `temporary`.
+
+    Compilers take hundreds of megabytes.  In large pages, where the system has them to give, that is a tenth of their time
+    less on many cores.
+    """
     kept = {name: value for name, value in environ.items() if name in _NAMES or name.startswith(_PREFIXES)}
-    return {**kept, **dict.fromkeys(_TEMPORARY, temporary)}
+    return {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1", **kept, **dict.fromkeys(_TEMPORARY, temporary)}

@@ -7,10 +7,8 @@ would a spawn pool of the standard library, which breaks in unguarded scripts an
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import os
-import queue
 import signal
 import subprocess
 import sys
@@ -18,7 +16,9 @@ import threading
 from concurrent.futures import Future
 from types import TracebackType
 
+from hatch_cuda_aot.compile.backlog import Backlog, Waiting
 from hatch_cuda_aot.compile.environment import worker_environ
+from hatch_cuda_aot.compile.forkserver import ForkedProcess, ForkServer, ForkServerError, is_supported
 from hatch_cuda_aot.compile.run import CRASH_ADVICE
 from hatch_cuda_aot.compile.tasks import Compiler, FrontTask, ProbeTask, Result, Task, step_of
 from hatch_cuda_aot.compile.worker import receive, send
@@ -37,6 +37,14 @@ from hatch_cuda_aot.compile.worker import main
 main()
 """
 
+#: The same for the process that forks workers.
+_START_SERVER = """\
+import json, sys
+sys.path[:] = json.loads(sys.argv.pop())
+from hatch_cuda_aot.compile.forkserver import serve
+serve()
+"""
+
 
 class WorkerPool:
     """A number of worker processes behind one queue; use it as a context manager.
@@ -45,19 +53,17 @@ class WorkerPool:
     """
 
     def __init__(self, jobs: int) -> None:
-        self._queue: queue.PriorityQueue[tuple[float, int, int, Task | None, Future[Result] | None]]
-        self._queue = queue.PriorityQueue()
-        self._order = itertools.count()
+        self._backlog = Backlog(jobs)
         self._scratch = Scratch()
-        self._slots = [_Slot(str(self._scratch.path)) for _ in range(jobs)]
+        self._starter = _Starter(str(self._scratch.path), fork=jobs > 1 and is_supported())
+        self._slots = [_Slot(self._starter) for _ in range(jobs)]
         self._threads: list[threading.Thread] = []
-        self._closed = False
         self._spans = recorded()
 
     def submit(self, task: Task, *, priority: float = 0.0) -> Future[Result]:
-        """Queue `task`; of those that wait, a lower `priority` starts first."""
+        """Queue `task`; of those that wait, a lower `priority` starts first, and front ends as `Backlog` says."""
         future: Future[Result] = Future()
-        self._queue.put((priority, next(self._order), clock(), task, future))
+        self._backlog.put(Waiting(task, future, clock()), priority)
         if len(self._threads) < len(self._slots):
             thread = threading.Thread(target=self._serve, args=(len(self._threads),), daemon=True)
             self._threads.append(thread)
@@ -65,17 +71,17 @@ class WorkerPool:
         return future
 
     def warm_up(self, compiler: Compiler) -> None:
-        """Have all workers but one load `compiler`, while that one is asked what it is."""
-        for _ in self._slots[1:]:
-            self.submit(ProbeTask(compiler))
+        """Have all workers but one load `compiler`, while that one is asked what it is; forks will have it loaded."""
+        if not self._starter.forks:
+            for _ in self._slots[1:]:
+                self.submit(ProbeTask(compiler, identify=False))
 
     def close(self) -> None:
         """Kill the workers and forget the tasks that wait."""
-        self._closed = True
+        self._backlog.close()
         for slot in self._slots:
             slot.kill()
-        for _ in self._threads:
-            self._queue.put((float("-inf"), next(self._order), 0, None, None))
+        self._starter.close()
         for thread in self._threads:
             thread.join()
         self._scratch.close()
@@ -91,36 +97,89 @@ class WorkerPool:
     def _serve(self, number: int) -> None:
         slot = self._slots[number]
         with on_track(f"worker {number + 1}", self._spans):
-            while True:
-                _, _, submitted, task, future = self._queue.get()
-                if task is None or future is None or self._closed:
-                    return
+            while (waiting := self._backlog.take(slot.affinity)) is not None:
+                task, future, submitted = waiting
+                before = clock()
                 try:
                     with _span_of(task, submitted):
                         result = slot.run(task)
                 except BaseException as error:  # noqa: BLE001 -- whatever it is belongs to whoever waits for the task
                     future.set_exception(error)
                 else:
+                    self._backlog.took(task, clock() - before)
                     future.set_result(result)
 
 
-class _Slot:
-    """One place for a worker process, which is replaced when it died or when the next task must not share it."""
+class _Starter:
+    """Starts worker processes, all with the same folder for temporary files.
 
-    def __init__(self, temporary: str) -> None:
+    Attributes:
+        forks: they are forked from one that has loaded the compiler.
+
+    """
+
+    def __init__(self, temporary: str, *, fork: bool) -> None:
         self._temporary = temporary
-        self._process: subprocess.Popen[bytes] | None = None
-        self._affinity: tuple[str, ...] | None = None
+        self.forks = fork
+        self._server: ForkServer | None = None
+        self._lock = threading.Lock()
+
+    def start(self, compiler: Compiler) -> subprocess.Popen[bytes] | ForkedProcess:
+        """Start one that shall use `compiler`."""
+        with self._lock:
+            if self.forks and self._server is None:
+                self._server = ForkServer(
+                    lambda stdin: self._launch(_START_SERVER, stdin, subprocess.DEVNULL), compiler
+                )
+            server = self._server
+        if server is not None:
+            try:
+                return server.start()
+            except ForkServerError:
+                self.close()  # if the compiler crashes while it is loaded, a worker can say so
+        return self._launch(_START, subprocess.PIPE, subprocess.PIPE)
+
+    def close(self) -> None:
+        """End what forks, if anything does."""
+        with self._lock:
+            server, self.forks, self._server = self._server, False, None
+        if server is not None:
+            server.close()
+
+    def _launch(self, program: str, stdin: int, stdout: int) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-c", program, json.dumps(sys.path)],
+            stdin=stdin,
+            stdout=stdout,
+            env=worker_environ(os.environ, self._temporary),
+            # A group of its own: Ctrl-C reaches only the build, which then kills the worker and its ptxas.
+            start_new_session=True,
+        )
+
+
+class _Slot:
+    """One place for a worker process, which is replaced when it died or when the next task must not share it.
+
+    Attributes:
+        affinity: of the front ends that its process has compiled; None where there are none yet.
+
+    """
+
+    def __init__(self, starter: _Starter) -> None:
+        self._starter = starter
+        self._process: subprocess.Popen[bytes] | ForkedProcess | None = None
+        self.affinity: tuple[str, ...] | None = None
         self._killed = False
         self._lock = threading.Lock()
 
     def run(self, task: Task) -> Result:
         if isinstance(task, FrontTask):
-            if self._affinity not in (None, task.affinity):
-                self._stop()
-            self._affinity = task.affinity
+            if self.affinity not in (None, task.affinity):
+                with self._lock:
+                    self._stop()
+            self.affinity = task.affinity
         before, new = clock(), self._process is None
-        process = self._start()
+        process = self._process or self._start(task.compiler)
         assert process.stdin is not None
         assert process.stdout is not None
         try:
@@ -144,30 +203,25 @@ class _Slot:
             self._killed = True
             self._stop()
 
-    def _start(self) -> subprocess.Popen[bytes]:
+    def _start(self, compiler: Compiler) -> subprocess.Popen[bytes] | ForkedProcess:
+        stopped = WorkerCrashError("the build was stopped", module="", arch="", stage="", log="")
+        if self._killed:
+            raise stopped
+        process = self._starter.start(compiler)  # without the lock: a kill need not wait for a compiler to be loaded
         with self._lock:
+            self._process = process
             if self._killed:
-                raise WorkerCrashError("the build was stopped", module="", arch="", stage="", log="")
-            if self._process is None:
-                self._process = subprocess.Popen(
-                    [sys.executable, "-c", _START, json.dumps(sys.path)],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    env=worker_environ(os.environ, self._temporary),
-                    # A group of its own: Ctrl-C reaches only the build, which then kills the worker and its ptxas.
-                    start_new_session=True,
-                )
-            return self._process
+                self._stop()
+                raise stopped
+        return process
 
     def _stop(self) -> int | None:
-        process, self._process, self._affinity = self._process, None, None
+        """Kill the process, if it did not end by itself, and return how it ended; with the lock."""
+        process, self._process, self.affinity = self._process, None, None
         if process is None:
             return None
         with contextlib.suppress(OSError):
-            if hasattr(os, "killpg"):
-                os.killpg(process.pid, signal.SIGKILL)
-            else:
-                process.kill()
+            _kill(process.pid)
         for pipe in (process.stdin, process.stdout):
             with contextlib.suppress(OSError):
                 if pipe is not None:
@@ -175,10 +229,8 @@ class _Slot:
         return process.wait()
 
     def _crashed(self, task: Task) -> WorkerCrashError:
-        process = self._process
-        code = process.wait() if process is not None else None
-        self._stop()
-        how = _describe_exit(code)
+        with self._lock:
+            how = _describe_exit(self._stop())
         if isinstance(task, ProbeTask):
             message = f"the compiler of CUDA {task.compiler.line} crashed while it was loaded, with {how}"
             return WorkerCrashError(message, module="", arch="", stage="NVRTC", log=how)
@@ -186,6 +238,17 @@ class _Slot:
         sources = f" ({', '.join(task.sources)})" if isinstance(task, FrontTask) else ""
         message = f"{stage} crashed on module {task.module!r}{sources} for {task.arch}, with {how}. {CRASH_ADVICE}"
         return WorkerCrashError(message, module=task.module, arch=str(task.arch), stage=stage, log=how)
+
+
+def _kill(pid: int) -> None:
+    """Kill a worker and any ptxas of it."""
+    if not hasattr(os, "killpg"):
+        os.kill(pid, signal.SIGTERM)  # which on Windows is as good
+        return
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except ProcessLookupError:  # just forked, and not in a group of its own yet
+        os.kill(pid, signal.SIGKILL)
 
 
 def _span_of(task: Task, submitted: int) -> contextlib.AbstractContextManager[None]:
@@ -205,4 +268,4 @@ def _describe_exit(code: int | None) -> str:
     if code is not None and code < 0:
         with contextlib.suppress(ValueError):
             return signal.Signals(-code).name
-    return f"exit status {code}"
+    return "an unknown exit status" if code is None else f"exit status {code}"

@@ -33,9 +33,9 @@ from hatch_cuda_aot.compile.tasks import (
 from hatch_cuda_aot.errors import BuildError, CompileError, ResultError, WorkerCrashError
 from hatch_cuda_aot.runtime.manifest import canonical_name
 from hatch_cuda_aot.spans import span
-from hatch_cuda_aot.toolchain import Toolchain, find_toolchain, line_named, unsupported_archs
+from hatch_cuda_aot.toolchain import Toolchain, find_toolchain, identified, line_named, unsupported_archs
 
-__all__ = ["run"]
+__all__ = ["load", "run"]
 
 
 def run(task: Task) -> Result:
@@ -61,6 +61,16 @@ def run(task: Task) -> Result:
         raise BuildError(message) from error
 
 
+def load(compiler: Compiler) -> None:
+    """Load `compiler` ahead of the first task.
+
+    Raises:
+        BuildError: if it is not installed.
+
+    """
+    _toolchain(compiler)
+
+
 #: What the system says where a file cannot be written, or cannot grow.
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
@@ -70,7 +80,7 @@ def _probe(task: ProbeTask) -> Toolchain:
     unsupported = [arch for arch in task.archs if not nvrtc.supports(arch)]
     if unsupported:
         raise unsupported_archs(line_named(task.compiler.line), unsupported)
-    return toolchain
+    return identified(toolchain) if task.identify else toolchain
 
 
 def _front(task: FrontTask) -> FrontResult:

@@ -37,10 +37,16 @@ class Compiler:
 
 @dataclass(frozen=True, slots=True)
 class ProbeTask:
-    """Find the compiler, say what it is, and refuse what it does not support of `archs`."""
+    """Find the compiler, say what it is, and refuse what it does not support of `archs`.
+
+    Attributes:
+        identify: say exactly which headers it has, too.
+
+    """
 
     compiler: Compiler
     archs: tuple[Arch, ...] = ()
+    identify: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,9 @@ from hatch_cuda_aot.plan import Plan
 from hatch_cuda_aot.shared import SharedLevel
 from hatch_cuda_aot.toolchain import Toolchain
 
-TOOLCHAIN = Toolchain("12.9", "12.9.86", "12.9.86", "/venv/ptxas", "3000003", (), (75, 80, 90))
+TOOLCHAIN = Toolchain(
+    "12.9", "12.9.86", "12.9.86", "/venv/ptxas", "3000003", (), (75, 80, 90), headers=(("include", "a"),)
+)
 ARCHS = ["sm_80", "sm_90", "sm_90a", "compute_75"]
 
 PTX = """\
@@ -108,7 +110,7 @@ class Compilers:
     def _run(self, task: Task) -> Any:
         if isinstance(task, ProbeTask):
             self.probes += 1
-            return self.toolchain
+            return self.toolchain if task.identify else dataclasses.replace(self.toolchain, headers=())
         self.done.append(f"{task.module} {task.arch}")
         if isinstance(task, FrontTask):
             return self.front(task)
@@ -167,7 +169,7 @@ def test_everything_is_done(plan: Plan, compilers: Compilers) -> None:
     expected += [f"examine {name} compute_75" for name in "ab"]
     assert sorted(reports.lines) == sorted(expected)
     assert reports.tasks == result.tasks == len(expected)
-    assert (result.toolchain, result.hits) == (TOOLCHAIN, 0)
+    assert (result.toolchain, result.hits) == (dataclasses.replace(TOOLCHAIN, headers=()), 0)
     assert compilers.done[-1] == "closed"
 
 
@@ -204,6 +206,12 @@ def test_modules(plan: Plan, compilers: Compilers) -> None:  # noqa: ARG001
     assert isa is not None
     assert (isa.version, isa.floor, isa.floor_driver) == ("8.8", "6.3", 10000)
     assert ("a for compute_90", "warning: compute_90") in first.warnings
+
+
+def test_headers_are_identified_for_a_cache_only(plan: Plan, compilers: Compilers, tmp_path: Path) -> None:
+    """Reading all headers of a toolkit takes long: that is for keys, and without a cache there are none."""
+    assert run(plan, None)[0].toolchain.headers == ()
+    assert run(plan, Cache(tmp_path / "cache"))[0].toolchain.headers == compilers.toolchain.headers
 
 
 def test_cached_results(plan: Plan, compilers: Compilers, tmp_path: Path) -> None:

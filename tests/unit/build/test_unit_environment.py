@@ -20,10 +20,14 @@ READ_BY_COMPILERS = (
 )
 
 
+#: What the build sets itself.
+OURS = ("TMPDIR", "TEMP", "TMP", "GLIBC_TUNABLES")
+
+
 @pytest.mark.parametrize("name", READ_BY_COMPILERS)
 def test_what_workers_do_not_get(name: str) -> None:
     """No variable that a compiler reads reaches a worker."""
-    assert set(worker_environ({name: "1"}, "/t")) == {"TMPDIR", "TEMP", "TMP"}
+    assert set(worker_environ({name: "1"}, "/t")) == {*OURS}
 
 
 @pytest.mark.parametrize("name", ["PATH", "HOME", "LD_LIBRARY_PATH", "PYTHONHOME", "CUDA_HOME", "SYSTEMROOT"])
@@ -34,14 +38,17 @@ def test_what_workers_need(name: str) -> None:
 
 def test_temporary_files() -> None:
     """Whatever the build's own folder for temporary files is, workers use the one that the build removes."""
-    assert worker_environ({"TMPDIR": "/elsewhere", "TEMP": "/other"}, "/t") == {
-        "TMPDIR": "/t",
-        "TEMP": "/t",
-        "TMP": "/t",
-    }
+    given = worker_environ({"TMPDIR": "/elsewhere", "TEMP": "/other"}, "/t")
+    assert {given[name] for name in ("TMPDIR", "TEMP", "TMP")} == {"/t"}
+
+
+def test_large_pages() -> None:
+    """The C library is asked for large pages, unless the user tunes it."""
+    assert worker_environ({}, "/t")["GLIBC_TUNABLES"] == "glibc.malloc.hugetlb=1"
+    assert worker_environ({"GLIBC_TUNABLES": "glibc.malloc.hugetlb=0"}, "/t")["GLIBC_TUNABLES"].endswith("=0")
 
 
 def test_the_process_environment_is_enough() -> None:
     """What is left of this process's own environment has the PATH and little else."""
-    assert set(worker_environ(os.environ, "/t")) <= {*os.environ, "TMPDIR", "TEMP", "TMP"}
+    assert set(worker_environ(os.environ, "/t")) <= {*os.environ, *OURS}
     assert "PATH" in worker_environ(os.environ, "/t")

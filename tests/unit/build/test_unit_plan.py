@@ -318,7 +318,7 @@ def test_longest_first() -> None:
     jobs = make_plan(modules, line_named("12.9"), no_gpu).jobs
     ordered = [(jobs[place].front.module, jobs[place].front.arch.cc) for place in in_order(jobs)]
     assert ordered == [
-        *[(name, cc) for name in ("heavy", "long", "short") for cc in (80, 90)],
+        *[(name, cc) for cc in (80, 90) for name in ("heavy", "long", "short")],
         ("other", 80),
     ]
 

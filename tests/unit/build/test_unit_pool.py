@@ -54,6 +54,7 @@ def workers(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """Return a function that sets what every worker does with each `task`."""
 
     def use(body: str) -> None:
+        monkeypatch.setattr(pool_module, "is_supported", lambda: False)
         monkeypatch.setattr(pool_module, "_START", PREAMBLE + "".join(f"    {line}\n" for line in body.splitlines()))
 
     return use
@@ -249,7 +250,7 @@ def test_closed_pool_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.fail("a process was started")
 
     monkeypatch.setattr(subprocess, "Popen", refuse)
-    slot = pool_module._Slot("/tmp")
+    slot = pool_module._Slot(pool_module._Starter("/tmp", fork=False))
     slot.kill()
     with pytest.raises(WorkerCrashError, match="the build was stopped"):
         slot.run(ASSEMBLE)
@@ -259,6 +260,7 @@ class StubSlot:
     """Stands in for a place of a worker: notes what it runs, and waits for a sign before it ends the first task."""
 
     def __init__(self) -> None:
+        self.affinity: tuple[str, ...] | None = None
         self.started = threading.Event()
         self.go = threading.Event()
         self.ran: list[str] = []
@@ -317,6 +319,8 @@ def test_all_workers_start_while_one_is_asked(monkeypatch: pytest.MonkeyPatch) -
     all_at_once = threading.Barrier(3)
 
     class Slot:
+        affinity = None
+
         def __init__(self, temporary: str) -> None:
             pass
 
@@ -330,6 +334,7 @@ def test_all_workers_start_while_one_is_asked(monkeypatch: pytest.MonkeyPatch) -
         def kill(self) -> None:
             pass
 
+    monkeypatch.setattr(pool_module, "is_supported", lambda: False)
     monkeypatch.setattr(pool_module, "_Slot", Slot)
     with WorkerPool(3) as pool:
         answer = pool.submit(ProbeTask(Compiler("12.9"), (Arch(90),)))

@@ -16,9 +16,11 @@ from hatch_cuda_aot.runtime.arch import Arch
 from hatch_cuda_aot.toolchain import (
     LINES,
     Needs,
+    Toolchain,
     check_platform,
     choose_line,
     find_toolchain,
+    identified,
     identify_headers,
     installed_line,
     known_cuda_values,
@@ -436,6 +438,16 @@ def test_headers_of_a_toolkit(tmp_path: Path) -> None:
         (copies[0] / path).write_bytes(content)
         seen.add(identify_headers(copies[0]))
     assert len(seen) == 5
+
+
+def test_identified(tmp_path: Path) -> None:
+    """A compiler's headers are named folder by folder; those that cannot be read are parts that are not known."""
+    (tmp_path / "good").mkdir()
+    (tmp_path / "good" / "cuda_fp16.h").write_bytes(b"a")
+    folders = (("include", str(tmp_path / "good")), ("cccl", str(tmp_path / "none")))
+    found = identified(Toolchain("12.9", "12.9.86", "12.9", "", "", folders, (), unknown=("ptxas",)))
+    assert found.headers == (("include", identify_headers(tmp_path / "good")), ("cccl", ""))
+    assert found.unknown == ("ptxas", f"the headers in {tmp_path / 'none'}")
 
 
 def test_headers_that_cannot_be_read(tmp_path: Path) -> None:
