@@ -66,8 +66,9 @@ def trace(spans: Sequence[Span]) -> dict[str, Any]:
     """
     begin = min((each.start - int(each.about.get("waited_ns", 0)) for each in spans), default=0)
     tracks = sorted({each.track for each in spans} | {BUILD}, key=lambda name: (name != BUILD, len(name), name))
-    numbers = {name: number for number, name in enumerate(tracks)}
-    events: list[dict[str, Any]] = [_metadata("process_name", 0, name="hatch-cuda-aot build")]
+    # Perfetto takes thread 0 for that whose number is the process's, so that one is the build's.
+    numbers = {name: number for number, name in enumerate(tracks, _PID)}
+    events: list[dict[str, Any]] = [_metadata("process_name", _PID, name="hatch-cuda-aot build")]
     for name, number in numbers.items():
         events += [
             _metadata("thread_name", number, name=name),
@@ -111,7 +112,7 @@ def _queue(spans: Iterable[Span], begin: int) -> list[dict[str, Any]]:
         waiting += change
         values = {"tasks": waiting}
         events.append(
-            {"ph": "C", "name": "waiting", "pid": _PID, "tid": 0, "ts": (time - begin) / 1000, "args": values}
+            {"ph": "C", "name": "waiting", "pid": _PID, "tid": _PID, "ts": (time - begin) / 1000, "args": values}
         )
     return events
 

@@ -81,6 +81,8 @@ class WorkerPool:
         self._backlog.close()
         for slot in self._slots:
             slot.kill()
+        for slot in self._slots:  # now that all of them die at once: each has much memory to give back
+            slot.close()
         self._starter.close()
         for thread in self._threads:
             thread.join()
@@ -199,8 +201,17 @@ class _Slot:
         raise RuntimeError(message)
 
     def kill(self) -> None:
+        """Kill the process, without waiting for its end, and start no other."""
         with self._lock:
             self._killed = True
+            if self._process is not None:
+                with contextlib.suppress(OSError):
+                    _kill(self._process.pid)
+
+    def close(self) -> None:
+        """Kill the process and wait for its end."""
+        self.kill()
+        with self._lock:
             self._stop()
 
     def _start(self, compiler: Compiler) -> subprocess.Popen[bytes] | ForkedProcess:

@@ -93,8 +93,8 @@ def test_profile(project: Project) -> None:
     assert "open it at https://ui.perfetto.dev" in done.stdout
     assert "NVRTC" in done.stdout
     events = check_trace((project.root / "trace.json").read_text())
-    build = [event for event in events if event["tid"] == 0]
-    workers = [event for event in events if event["tid"] != 0]
+    build = [event for event in events if event["tid"] == 1]
+    workers = [event for event in events if event["tid"] != 1]
     tasks = [event for event in workers if "waited_ms" in event["args"]]
     assert sorted(event["name"] for event in tasks) == [
         *(f"assemble {name} sm_80" for name in "ab"),
@@ -140,7 +140,7 @@ def test_profile_changes_no_result(project: Project) -> None:
     assert (done["tasks"], done["hits"], done["profile"]) == (6, 6, "again.json")
     assert {path.name: path.read_bytes() for path in project.built.iterdir()} == first
     events = check_trace((project.root / "again.json").read_text())
-    assert not [event for event in events if event["tid"] != 0]  # no worker is started for results from the cache
+    assert not [event for event in events if event["tid"] != 1]  # no worker is started for results from the cache
 
 
 def test_profile_of_a_build_that_fails(project: Project) -> None:

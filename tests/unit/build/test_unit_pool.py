@@ -275,6 +275,9 @@ class StubSlot:
     def kill(self) -> None:
         self.go.set()
 
+    def close(self) -> None:
+        pass
+
 
 def test_priority(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the tasks that wait, those of lower priority go first, and of equals the one that came first."""
@@ -332,6 +335,9 @@ def test_all_workers_start_while_one_is_asked(monkeypatch: pytest.MonkeyPatch) -
             return "the answer"
 
         def kill(self) -> None:
+            pass
+
+        def close(self) -> None:
             pass
 
     monkeypatch.setattr(pool_module, "is_supported", lambda: False)

@@ -126,14 +126,14 @@ def test_trace() -> None:
     data = trace(SPANS)
     events = check_trace(json.dumps(data))
     names = {event["tid"]: event["args"]["name"] for event in data["traceEvents"] if event["name"] == "thread_name"}
-    assert names == {0: BUILD, 1: "worker 1", 2: "worker 2"}
+    assert names == {1: BUILD, 2: "worker 1", 3: "worker 2"}
     task = next(event for event in events if event["name"] == "compile m compute_80")
     assert task == {
         "ph": "X",
         "name": "compile m compute_80",
         "cat": "compile",
         "pid": 1,
-        "tid": 1,
+        "tid": 2,
         "ts": 0.03,
         "dur": 0.06,
         "args": {"module": "m", "arch": "compute_80", "waited_ms": 1e-5},
