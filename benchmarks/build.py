@@ -57,6 +57,7 @@ sources = ["src/benchmark_pkg/*.cu"]
 cuda = "{cuda}"
 archs = [{archs}]
 share-front-end = "{sharing}"
+precompiled-headers = {precompile}
 """
 
 SMALL = """\
@@ -85,7 +86,7 @@ def main() -> None:
         "is compared was measured in turn."
     )
     notes = [about]
-    parts = {"cold": cold, "rebuild": rebuild, "edit": edit, "cached": cached}
+    parts = {"cold": cold, "precompiled": precompiled, "rebuild": rebuild, "edit": edit, "cached": cached}
     for name, part in parts.items():
         if name in arguments.only:
             with tempfile.TemporaryDirectory() as folder:
@@ -99,7 +100,9 @@ def main() -> None:
 def _arguments() -> argparse.Namespace:
     arguments = parser(__doc__, wheel=False)
     arguments.add_argument("--nvcc", help="default: that of the wheel, or else of PATH")
-    arguments.add_argument("--only", nargs="+", default=["cold", "rebuild", "edit", "cached"], metavar="PART")
+    arguments.add_argument(
+        "--only", nargs="+", default=["cold", "precompiled", "rebuild", "edit", "cached"], metavar="PART"
+    )
     arguments.add_argument("--modules", type=int, default=1000, help="modules of the part `cached`")
     return arguments.parse_args()
 
@@ -146,6 +149,42 @@ def cold(folder: Path, toolchain: Toolchain, arguments: argparse.Namespace) -> t
         f"{threads()}`, no host compilation and no wheel. Sizes: all cubins of the wheel, and the six uncompressed fatbins "
         "of the same architectures, without PTX in either. CPU time is that of all processes together; it has "
         "the same goals, for where the machine has other work."
+    )
+    return lines, note
+
+
+def precompiled(folder: Path, toolchain: Toolchain, arguments: argparse.Namespace) -> tuple[list[Line], str]:
+    """Build sources that all begin with the same header, with and without precompiling it."""
+    header = "".join(
+        sorted({line for path in kernels() for line in path.read_text().splitlines(True) if "#include" in line})
+    )
+    bodies = {
+        path.stem: "".join(line for line in path.read_text().splitlines(True) if "#include" not in line)
+        for path in kernels()
+    }
+    lines = []
+    for copies in (1, 2, 4):
+        texts = {
+            f"{name}_{copy}.cu": f'#include "common.cuh"\n{body}'
+            for name, body in bodies.items()
+            for copy in range(copies)
+        }
+        texts["common.cuh"] = f"#pragma once\n{header}"
+        roots = {
+            use: write_project(folder / f"{copies}-{use}", texts, toolchain.line, precompile=use)
+            for use in (False, True)
+        }
+        environ = {"HATCH_CUDA_AOT_CACHE": "0"}
+        calls = {str(use): partial(run, HATCHLING, root, environ) for use, root in roots.items()}
+        costs = measure(calls, arguments.rounds or 3)
+        lines += [
+            Line(f"cold, {len(bodies) * copies} sources that begin alike", median(costs["False"], "wall"), "s"),
+            compared("— with a precompiled header", costs["True"], costs["False"], "wall"),
+            compared("— its CPU time", costs["True"], costs["False"], "cpu"),
+        ]
+    note = (
+        "Sources that begin alike: the same kernels, once, twice and four times, each of which includes one header with all "
+        "that any of them includes; `precompiled-headers = false` against `true`."
     )
     return lines, note
 
@@ -278,7 +317,12 @@ def small(count: int) -> dict[str, str]:
 
 
 def write_project(
-    root: Path, sources: Sequence[Path] | Mapping[str, str], cuda: str | None, sharing: str = "none"
+    root: Path,
+    sources: Sequence[Path] | Mapping[str, str],
+    cuda: str | None,
+    sharing: str = "none",
+    *,
+    precompile: bool = True,
 ) -> Path:
     """Write a project; without a CUDA line, one without the hook."""
     package = root / "src/benchmark_pkg"
@@ -288,7 +332,7 @@ def write_project(
     for name, text in texts.items():
         (package / name).write_text(text)
     archs = ", ".join(f'"sm_{cc}"' for cc in CCS)
-    hook = HOOK.format(cuda=cuda, archs=archs, sharing=sharing) if cuda else ""
+    hook = HOOK.format(cuda=cuda, archs=archs, sharing=sharing, precompile=str(precompile).lower()) if cuda else ""
     (root / "pyproject.toml").write_text(PROJECT + hook)
     return root
 

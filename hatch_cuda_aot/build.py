@@ -78,7 +78,8 @@ def build_project(config: Config, reporter: Reporter, cache: Cache | None) -> Bu
     """
     with span("plan"):
         plan = plan_project(config)
-    return compile_plan(plan, config.jobs or default_jobs(), reporter, cache, executor=config.executor)
+    jobs, precompile = config.jobs or default_jobs(), config.precompiled_headers
+    return compile_plan(plan, jobs, reporter, cache, executor=config.executor, precompile=precompile)
 
 
 def plan_project(config: Config) -> Plan:
@@ -92,11 +93,17 @@ def plan_project(config: Config) -> Plan:
 
 
 def compile_plan(
-    plan: Plan, jobs: int, reporter: Reporter, cache: Cache | None, *, executor: str = "local"
+    plan: Plan,
+    jobs: int,
+    reporter: Reporter,
+    cache: Cache | None,
+    *,
+    executor: str = "local",
+    precompile: bool = True,
 ) -> BuildResult:
     """Run the jobs of `plan` in `jobs` worker processes, or on a Dask cluster, and put the results together."""
     tasks = len(plan.jobs) + len(plan.images)
-    with cache or contextlib.nullcontext(), _pool(executor, max(1, min(jobs, tasks))) as pool:
+    with cache or contextlib.nullcontext(), _pool(executor, max(1, min(jobs, tasks)), precompile=precompile) as pool:
         compiler = _Compiler(pool, plan, cache, local=executor == "local")
         toolchain = compiler.known() or compiler.ask()
         reporter.planned(plan, tasks)
@@ -119,13 +126,13 @@ class _Step(NamedTuple):
     fetched: bool = False
 
 
-def _pool(executor: str, jobs: int) -> WorkerPool | DaskPool:
+def _pool(executor: str, jobs: int, *, precompile: bool) -> WorkerPool | DaskPool:
     if executor == "dask":
         from hatch_cuda_aot.compile.dask_pool import DaskPool
 
         return DaskPool()
     check_platform()
-    return WorkerPool(jobs)
+    return WorkerPool(jobs, precompile=precompile)
 
 
 class _Compiler:

@@ -89,6 +89,7 @@ class Config:
         modules: sorted by name.
         warnings: what is odd but no error.
         editable_rebuild: an editable install builds again when a source changed.
+        precompiled_headers: what many sources begin with may be precompiled.
         cache_url: where results are shared with other machines, if anywhere.
         executor: where compilations run: ``"local"`` or ``"dask"``.
 
@@ -102,6 +103,7 @@ class Config:
     modules: tuple[ModuleConfig, ...]
     warnings: tuple[str, ...] = ()
     editable_rebuild: bool = False
+    precompiled_headers: bool = True
     cache_url: str | None = None
     executor: str = "local"
 
@@ -145,6 +147,7 @@ def load_config(
         modules,
         tuple(warnings),
         editable_rebuild=values["editable-rebuild"],
+        precompiled_headers=values["precompiled-headers"],
         cache_url=values["cache-url"],
         executor=values["executor"],
     )

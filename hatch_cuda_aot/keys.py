@@ -323,6 +323,14 @@ KEYS: tuple[Key, ...] = (
         environment="string",
     ),
     Key(
+        "precompiled-headers",
+        "boolean",
+        True,
+        "Where six or more sources begin with the same directives, have each worker read what those include once for each "
+        "architecture (160 MB more of memory and of disk for a worker). Results are the same.",
+        _boolean,
+    ),
+    Key(
         "cache-url",
         "URL",
         "",

@@ -79,6 +79,16 @@ class SourceTree:
         """Return every file of the tree as text."""
         return [content.decode("utf-8", errors="replace") for _, content in self.files]
 
+    def prologue(self, path: str) -> str:
+        """Return the directives of a file before its first other line; empty if some of them are conditional."""
+        found = []
+        for line in _code(dict(self.files)[path]).splitlines():
+            if line.strip() and not line.lstrip().startswith("#"):
+                break
+            found.append(line.strip())
+        directives = "\n".join(filter(None, found))
+        return "" if re.search(r"^#\s*(if|el|endif)", directives, re.MULTILINE) else directives
+
     @classmethod
     def of_texts(cls, texts: Mapping[str, str]) -> SourceTree:
         """Return the tree of files given as text by path."""

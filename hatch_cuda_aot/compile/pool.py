@@ -7,6 +7,7 @@ would a spawn pool of the standard library, which breaks in unguarded scripts an
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import signal
@@ -16,7 +17,7 @@ import threading
 from concurrent.futures import Future
 from types import TracebackType
 
-from hatch_cuda_aot.compile.backlog import Backlog, Waiting
+from hatch_cuda_aot.compile.backlog import Backlog
 from hatch_cuda_aot.compile.environment import worker_environ
 from hatch_cuda_aot.compile.forkserver import ForkedProcess, ForkServer, ForkServerError, is_supported
 from hatch_cuda_aot.compile.run import CRASH_ADVICE
@@ -52,8 +53,8 @@ class WorkerPool:
     Leaving the context kills the workers, whatever they do: Ctrl-C never waits for a compiler.
     """
 
-    def __init__(self, jobs: int) -> None:
-        self._backlog = Backlog(jobs)
+    def __init__(self, jobs: int, *, precompile: bool = True) -> None:
+        self._backlog = Backlog(jobs, precompile=precompile)
         self._scratch = Scratch()
         self._starter = _Starter(str(self._scratch.path), fork=jobs > 1 and is_supported())
         self._slots = [_Slot(self._starter) for _ in range(jobs)]
@@ -63,7 +64,7 @@ class WorkerPool:
     def submit(self, task: Task, *, priority: float = 0.0) -> Future[Result]:
         """Queue `task`; of those that wait, a lower `priority` starts first, and front ends as `Backlog` says."""
         future: Future[Result] = Future()
-        self._backlog.put(Waiting(task, future, clock()), priority)
+        self._backlog.put(task, future, clock(), priority)
         if len(self._threads) < len(self._slots):
             thread = threading.Thread(target=self._serve, args=(len(self._threads),), daemon=True)
             self._threads.append(thread)
@@ -99,17 +100,16 @@ class WorkerPool:
     def _serve(self, number: int) -> None:
         slot = self._slots[number]
         with on_track(f"worker {number + 1}", self._spans):
-            while (waiting := self._backlog.take(slot.affinity)) is not None:
-                task, future, submitted = waiting
-                before = clock()
+            while (waiting := self._backlog.take(slot.affinity, slot.start)) is not None:
+                task, before = waiting.task, clock()
                 try:
-                    with _span_of(task, submitted):
-                        result = slot.run(task)
+                    with _span_of(task, waiting.since):
+                        result = slot.run(task, waiting.start)
                 except BaseException as error:  # noqa: BLE001 -- whatever it is belongs to whoever waits for the task
-                    future.set_exception(error)
+                    waiting.future.set_exception(error)
                 else:
                     self._backlog.took(task, clock() - before)
-                    future.set_result(result)
+                    waiting.future.set_result(result)
 
 
 class _Starter:
@@ -164,6 +164,7 @@ class _Slot:
 
     Attributes:
         affinity: of the front ends that its process has compiled; None where there are none yet.
+        start: what its process has precompiled.
 
     """
 
@@ -171,15 +172,20 @@ class _Slot:
         self._starter = starter
         self._process: subprocess.Popen[bytes] | ForkedProcess | None = None
         self.affinity: tuple[str, ...] | None = None
+        self.start = ""
         self._killed = False
         self._lock = threading.Lock()
 
-    def run(self, task: Task) -> Result:
+    def run(self, task: Task, start: str = "") -> Result:
+        """Run `task`, and have what its source starts with precompiled under the name `start`, if there is one."""
         if isinstance(task, FrontTask):
             if self.affinity not in (None, task.affinity):
                 with self._lock:
                     self._stop()
             self.affinity = task.affinity
+            if start:
+                self.start = start
+                task = dataclasses.replace(task, start=start)
         before, new = clock(), self._process is None
         process = self._process or self._start(task.compiler)
         assert process.stdin is not None
@@ -228,7 +234,7 @@ class _Slot:
 
     def _stop(self) -> int | None:
         """Kill the process, if it did not end by itself, and return how it ended; with the lock."""
-        process, self._process, self.affinity = self._process, None, None
+        process, self._process, self.affinity, self.start = self._process, None, None, ""
         if process is None:
             return None
         with contextlib.suppress(OSError):

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hatch_cuda_aot.compile import nvrtc, ptx, ptxas
+from hatch_cuda_aot.compile.precompiled import PrecompiledHeaders
 from hatch_cuda_aot.compile.tasks import (
     AssembleResult,
     AssembleTask,
@@ -135,6 +136,8 @@ def _call_nvrtc(task: FrontTask, source: str, options: tuple[str, ...], *, lto: 
     expressions = _expressions_of(task, source)
     try:
         with span("NVRTC", source=source):
+            if task.start:
+                return _headers().compile(task.start, task.tree.text(source), source, options, expressions)
             return nvrtc.compile_program(task.tree.text(source), source, options, expressions, lto=lto)
     except nvrtc.NvrtcError as error:
         log = _without_name_map(str(error))
@@ -255,6 +258,11 @@ def _result_error(task: FrontTask | AssembleTask, what: str) -> ResultError:
 def _toolchain(compiler: Compiler) -> Toolchain:
     with span("load compiler"):
         return find_toolchain(line_named(compiler.line), compiler.needs)
+
+
+@functools.cache
+def _headers() -> PrecompiledHeaders:
+    return PrecompiledHeaders(nvrtc.compile_program)
 
 
 @contextlib.contextmanager

@@ -62,6 +62,7 @@ class FrontTask:
         nvrtc: NVRTC's options but for ``-arch`` and the toolkit's header folders.
         nvjitlink: nvJitLink's options.
         prune: drop the toolkit's unused constants.
+        start: what `precompiled.start_of` says, where it shall be precompiled; makes no difference to the result.
 
     """
 
@@ -74,6 +75,7 @@ class FrontTask:
     nvrtc: tuple[str, ...]
     nvjitlink: tuple[str, ...]
     prune: bool
+    start: str = ""
 
     @property
     def affinity(self) -> tuple[str, ...]:

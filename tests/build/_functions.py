@@ -12,7 +12,7 @@ from typing import Any
 
 from hatch_cuda_aot.build import compile_plan, plan_project
 from hatch_cuda_aot.cache import Cache
-from hatch_cuda_aot.compile import nvrtc, ptxas
+from hatch_cuda_aot.compile import nvrtc, precompiled, ptxas
 from hatch_cuda_aot.compile.pool import WorkerPool
 from hatch_cuda_aot.compile.run import _compile, _compile_and_link, _staged, _toolchain
 from hatch_cuda_aot.compile.tasks import Compiler as CompilerChoice
@@ -23,6 +23,7 @@ from hatch_cuda_aot.plan import Plan
 from hatch_cuda_aot.results import ModuleResult
 from hatch_cuda_aot.runtime.arch import Arch
 from hatch_cuda_aot.sources import SourceTree
+from hatch_cuda_aot.spans import record
 from hatch_cuda_aot.toolchain import installed_line
 
 
@@ -41,6 +42,22 @@ def make_plan(root: Path, table: dict[str, Any], package: str) -> Plan:
 def build(root: Path, table: dict[str, Any], package: str, jobs: int = 2) -> tuple[ModuleResult, ...]:
     """Build a project from its table, past hatchling."""
     return compile_plan(make_plan(root, table, package), jobs, Silence(), None).modules
+
+
+def build_alike(
+    root: Path, table: dict[str, Any], package: str, *, precompile: bool
+) -> tuple[tuple[ModuleResult, ...], list[str], int]:
+    """Build in two workers; return the modules, all that the compilers warned of, and how often a start was precompiled."""
+    precompiled.PAYS = 2
+
+    class Listen(Silence):
+        def done(self, module: str, arch: str, step: str, log: str, *, cached: bool) -> None:  # noqa: ARG002
+            logs.append(f"{module} {arch} {step}: {log}")
+
+    logs: list[str] = []
+    with record() as spans:
+        modules = compile_plan(make_plan(root, table, package), 2, Listen(), None, precompile=precompile).modules
+    return modules, sorted(logs), sum(each.name == "precompile" for each in spans)
 
 
 def nvrtc_cubins(plan: Plan) -> dict[tuple[str, str], bytes]:

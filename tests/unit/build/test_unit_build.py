@@ -13,7 +13,7 @@ import pytest
 
 from hatch_cuda_aot import build as build_module
 from hatch_cuda_aot.archs import parse_spelling
-from hatch_cuda_aot.build import BuildResult, compile_plan, plan_project
+from hatch_cuda_aot.build import BuildResult, build_project, compile_plan, plan_project
 from hatch_cuda_aot.cache import Cache
 from hatch_cuda_aot.compile.ptx import Variable
 from hatch_cuda_aot.compile.ptxas import Resources
@@ -85,8 +85,9 @@ class Compilers:
         self.warm = False
         self.toolchain = TOOLCHAIN
 
-    def __call__(self, jobs: int) -> Compilers:
+    def __call__(self, jobs: int, *, precompile: bool) -> Compilers:
         self.jobs = jobs
+        self.precompile = precompile
         return self
 
     def __enter__(self) -> Compilers:
@@ -481,3 +482,13 @@ def test_images_are_those_asked_for(plan: Plan, compilers: Compilers) -> None:  
     wanted = {str(target) for text in ARCHS for target in parse_spelling(text)}
     for module in run(plan)[0].modules:
         assert {str(image.arch) for image in module.images} == wanted
+
+
+@pytest.mark.parametrize("value", [True, False])
+def test_precompiled_headers(compilers: Compilers, tmp_path: Path, *, value: bool) -> None:
+    """The key reaches the workers' queue."""
+    (tmp_path / "pkg").mkdir()
+    (tmp_path / "pkg/a.cu").touch()
+    table = {"sources": ["pkg/a.cu"], "archs": ["sm_80"], "precompiled-headers": value}
+    build_project(load_config(tmp_path, table, {}, ["pkg"], {}), Reports(), None)
+    assert compilers.precompile is value

@@ -261,11 +261,12 @@ class StubSlot:
 
     def __init__(self) -> None:
         self.affinity: tuple[str, ...] | None = None
+        self.start = ""
         self.started = threading.Event()
         self.go = threading.Event()
         self.ran: list[str] = []
 
-    def run(self, task: AssembleTask) -> str:
+    def run(self, task: AssembleTask, start: str) -> str:  # noqa: ARG002
         self.ran.append(task.module)
         self.started.set()
         if not self.go.wait(60):
@@ -323,11 +324,12 @@ def test_all_workers_start_while_one_is_asked(monkeypatch: pytest.MonkeyPatch) -
 
     class Slot:
         affinity = None
+        start = ""
 
         def __init__(self, temporary: str) -> None:
             pass
 
-        def run(self, task: ProbeTask) -> str:
+        def run(self, task: ProbeTask, start: str) -> str:  # noqa: ARG002
             asked.append(task)
             all_at_once.wait(60)
             if not task.archs:
