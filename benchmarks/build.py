@@ -163,7 +163,7 @@ def precompiled(folder: Path, toolchain: Toolchain, arguments: argparse.Namespac
         for path in kernels()
     }
     lines = []
-    for copies in (1, 2, 4):
+    for copies in (1, 2, 4) if cores() > 4 else (1, 2):
         texts = {
             f"{name}_{copy}.cu": f'#include "common.cuh"\n{body}'
             for name, body in bodies.items()
@@ -183,7 +183,7 @@ def precompiled(folder: Path, toolchain: Toolchain, arguments: argparse.Namespac
             compared("— its CPU time", costs["True"], costs["False"], "cpu"),
         ]
     note = (
-        "Sources that begin alike: the same kernels, once, twice and four times, each of which includes one header with all "
+        "Sources that begin alike: the same kernels, once and more often, each of which includes one header with all "
         "that any of them includes; `precompiled-headers = false` against `true`."
     )
     return lines, note

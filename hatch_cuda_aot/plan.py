@@ -116,7 +116,9 @@ def make_plan(modules: Sequence[Module], line: Line, native: Callable[[], Sequen
         by_front: dict[str, list[Target]] = {}
         targets = resolve(settings.archs, line, native)
         _refuse_doubles(module.config, targets)
-        for target in share_fronts(targets, settings.share_front_end):
+        targets = share_fronts(targets, settings.share_front_end)
+        _refuse_linked_debug(module.config, targets)
+        for target in targets:
             by_front.setdefault(str(target.front), []).append(target)
         for group in by_front.values():
             front = FrontTask(
@@ -172,6 +174,24 @@ def _refuse_doubles(module: ModuleConfig, targets: Sequence[Target]) -> None:
         if other is not target:
             message = f"`archs` asks for {target.image} twice, as {other} and as {target}: leave one"
             raise ConfigError([Problem(f"{module.place} (module {module.name!r})", message)])
+
+
+def _refuse_linked_debug(module: ModuleConfig, targets: Sequence[Target]) -> None:
+    """Refuse what no line can do: 13.5 says that there is more than one debug compile unit, ptxas 12.9 fails within."""
+    bad = [target for target in targets if target.front.cc >= _ONE_DEBUG_UNIT]
+    if module.settings.debug and len(module.sources) > 1 and bad:
+        example = next(
+            (f"compile from an older one ({each.image}@compute_90), " for each in bad if not each.image.virtual), ""
+        )
+        message = (
+            f"`debug` of several sources is not possible for {', '.join(map(str, bad))}: from compute_{_ONE_DEBUG_UNIT} on, "
+            f"nvJitLink takes debug information of one source only. For these architectures {example}put the sources into "
+            "one file, or leave them out of `archs`"
+        )
+        raise ConfigError([Problem(f"{module.place} (module {module.name!r})", message)])
+
+
+_ONE_DEBUG_UNIT = 100
 
 
 def _place_expressions(module: Module) -> tuple[tuple[str, str], ...]:

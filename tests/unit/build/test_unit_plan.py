@@ -119,6 +119,28 @@ def test_debug_options() -> None:
     assert job.front.prune is False
 
 
+def test_debug_of_several_sources() -> None:
+    """From compute_100 on no compiler can do it; the cubins of those architectures can be had from an older front end."""
+    sources = ["a.cu", "b.cu"]
+    tree = SourceTree.of_texts(dict.fromkeys(sources, ""))
+    archs = ["sm_80", "sm_100", "sm_120@compute_90", "compute_120"]
+    linked = Module(config("m", sources=sources, archs=archs, debug=True), tree)
+    with pytest.raises(ConfigError) as caught:
+        make_plan([linked], line_named("12.9"), no_gpu)
+    assert str(caught.value.problems[0]) == (
+        "place of m (module 'm'): `debug` of several sources is not possible for sm_100, compute_120: from compute_100 on, "
+        "nvJitLink takes debug information of one source only. For these architectures compile from an older one "
+        "(sm_100@compute_90), put the sources into one file, or leave them out of `archs`"
+    )
+    for good in (
+        config("m", sources=sources, archs=archs[:1] + archs[2:3], debug=True),
+        config("m", sources=sources, archs=["sm_80", "sm_120"], debug=True, share_front_end="all"),
+        config("m", sources=sources, archs=archs, lineinfo=True),
+        config("m", sources=sources[:1], archs=archs, debug=True),
+    ):
+        assert make_plan([Module(good, tree)], line_named("12.9"), no_gpu).jobs
+
+
 def test_include_dirs() -> None:
     """Include folders reach NVRTC relative to the project, in their order."""
     plain = config(archs=["sm_90"])
