@@ -173,19 +173,29 @@ class _Slot:
         self._process: subprocess.Popen[bytes] | ForkedProcess | None = None
         self.affinity: tuple[str, ...] | None = None
         self.start = ""
+        self._avoids_starts = False
         self._killed = False
         self._lock = threading.Lock()
 
     def run(self, task: Task, start: str = "") -> Result:
-        """Run `task`, and have what its source starts with precompiled under the name `start`, if there is one."""
+        """Run `task`, and have what its source starts with precompiled under the name `start`, if there is one.
+
+        If that is too much for the compiler, it does without from then on.
+        """
+        if start and not self._avoids_starts and isinstance(task, FrontTask):
+            try:
+                return self._run(dataclasses.replace(task, start=start))
+            except WorkerCrashError:
+                self._avoids_starts = True
+        return self._run(task)
+
+    def _run(self, task: Task) -> Result:
         if isinstance(task, FrontTask):
             if self.affinity not in (None, task.affinity):
                 with self._lock:
                     self._stop()
             self.affinity = task.affinity
-            if start:
-                self.start = start
-                task = dataclasses.replace(task, start=start)
+            self.start = task.start or self.start
         before, new = clock(), self._process is None
         process = self._process or self._start(task.compiler)
         assert process.stdin is not None

@@ -113,6 +113,21 @@ def test_errors_of_the_user(workers: Callable[[str], None], one_worker: WorkerPo
     assert messages[0] == messages[1]
 
 
+def test_crash_over_a_precompiled_header(workers: Callable[[str], None], tmp_path: Path) -> None:
+    """A compiler that crashes over a precompiled header compiles without it, and its slot does not try it again."""
+    workers(
+        "if task.start:\n    open(os.environ['TMPDIR'] + '/tried', 'a').write('x')\n    os.kill(os.getpid(), 9)\n"
+        "tried = os.environ['TMPDIR'] + '/tried'\n"
+        'send(sys.stdout.buffer, ("result", len(open(tried).read()) if os.path.exists(tried) else 0))'
+    )
+    slot = pool_module._Slot(pool_module._Starter(str(tmp_path), fork=False))
+    try:
+        assert slot.run(front(), "a start") == slot.run(front(), "a start") == slot.run(front()) == 1  # type: ignore[comparison-overlap]
+        assert slot.start == ""
+    finally:
+        slot.close()
+
+
 def test_defects(workers: Callable[[str], None], one_worker: WorkerPool) -> None:
     """Any other exception in a worker is a defect, shown with the worker's own traceback."""
     workers('send(sys.stdout.buffer, ("defect", "Traceback: ZeroDivisionError"))')
