@@ -94,7 +94,8 @@ def main() -> None:
             lines += found
             notes.append(note)
             # After each part, as all of them take long on a small machine.
-            report(f"build-{cores()}-cores", __doc__, lines, write=arguments.write, notes=notes)
+            some = "" if set(arguments.only) == set(parts) else "-" + "-".join(arguments.only)
+            report(f"build-{cores()}-cores{some}", __doc__, lines, write=arguments.write, notes=notes)
 
 
 def _arguments() -> argparse.Namespace:
