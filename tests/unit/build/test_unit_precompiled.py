@@ -49,6 +49,7 @@ def test_equal_starts(other: FrontTask) -> None:
         task("#define NDEBUG\n" + SOURCE),
         task('#include "common.cuh"\n#include <cub/warp/warp_reduce.cuh>\n'),
         task(header=HEADER + "#define X\n"),
+        task(header=HEADER.replace("cub.cuh", "cux.cuh")),
         task(path="src/deep/a.cu", source=SOURCE),
         task(arch=Arch(80, virtual=True)),
         task(arch=Arch(90, "a", virtual=True)),
