@@ -15,7 +15,7 @@ from pathlib import Path
 from common import Line, parser, quartiles, report
 
 from hatch_cuda_aot.build import compile_plan, plan_project
-from hatch_cuda_aot.compile.pool import default_jobs
+from hatch_cuda_aot.compile.starter import default_jobs
 from hatch_cuda_aot.config import load_config
 from hatch_cuda_aot.plan import Plan
 from hatch_cuda_aot.toolchain import installed_line

@@ -8,8 +8,8 @@ from typing import Any
 
 from hatch_cuda_aot.build import compile_plan
 from hatch_cuda_aot.cache import open_cache
-from hatch_cuda_aot.compile.pool import default_jobs
 from hatch_cuda_aot.compile.ptx import Variable
+from hatch_cuda_aot.compile.starter import default_jobs
 from hatch_cuda_aot.config import ModuleConfig, load_settings
 from hatch_cuda_aot.native import visible_ccs
 from hatch_cuda_aot.plan import Module, Plan, make_plan, select_line

@@ -6,6 +6,7 @@ Knows nothing of hatchling and of where files go; a `Reporter` hears what happen
 from __future__ import annotations
 
 import contextlib
+import functools
 import queue
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from hatch_cuda_aot.archs import Target
 from hatch_cuda_aot.cache import Cache, is_cacheable, key_of
 from hatch_cuda_aot.collect import collect
-from hatch_cuda_aot.compile.pool import WorkerPool, default_jobs
+from hatch_cuda_aot.compile.starter import default_jobs
 from hatch_cuda_aot.compile.tasks import (
     AssembleResult,
     AssembleTask,
@@ -41,6 +42,8 @@ from hatch_cuda_aot.toolchain import Toolchain, check_platform
 
 if TYPE_CHECKING:
     from hatch_cuda_aot.compile.dask_pool import DaskPool
+    from hatch_cuda_aot.compile.pool import WorkerPool
+    from hatch_cuda_aot.compile.starter import Starter
 
 __all__ = ["BuildResult", "Reporter", "build_project", "compile_plan", "plan_project"]
 
@@ -69,8 +72,10 @@ class Reporter(Protocol):
         """One of them is done, with the compiler's warnings."""
 
 
-def build_project(config: Config, reporter: Reporter, cache: Cache | None) -> BuildResult:
-    """Compile a project's modules.
+def build_project(
+    config: Config, reporter: Reporter, cache: Cache | None, starter: Starter | None = None
+) -> BuildResult:
+    """Compile a project's modules, in workers that `starter` starts.
 
     Raises:
         BuildError: whatever is wrong, after everything that could be compiled was.
@@ -79,7 +84,7 @@ def build_project(config: Config, reporter: Reporter, cache: Cache | None) -> Bu
     with span("plan"):
         plan = plan_project(config)
     jobs, precompile = config.jobs or default_jobs(), config.precompiled_headers
-    return compile_plan(plan, jobs, reporter, cache, executor=config.executor, precompile=precompile)
+    return compile_plan(plan, jobs, reporter, cache, executor=config.executor, precompile=precompile, starter=starter)
 
 
 def plan_project(config: Config) -> Plan:
@@ -100,14 +105,19 @@ def compile_plan(
     *,
     executor: str = "local",
     precompile: bool = True,
+    starter: Starter | None = None,
 ) -> BuildResult:
     """Run the jobs of `plan` in `jobs` worker processes, or on a Dask cluster, and put the results together."""
     tasks = len(plan.jobs) + len(plan.images)
-    with cache or contextlib.nullcontext(), _pool(executor, max(1, min(jobs, tasks)), precompile=precompile) as pool:
-        compiler = _Compiler(pool, plan, cache, local=executor == "local")
+    places = max(1, min(jobs, tasks))
+    with (
+        cache or contextlib.nullcontext(),
+        _Workers(executor, places, precompile=precompile, starter=starter) as workers,
+    ):
+        compiler = _Compiler(workers, plan, cache, local=executor == "local")
         toolchain = compiler.known() or compiler.ask()
         reporter.planned(plan, tasks)
-        run = _Run(pool, toolchain, reporter, cache, compiler)
+        run = _Run(workers, toolchain, reporter, cache, compiler)
         fronts, images = run.all(plan.jobs)
     with span("collect"):
         modules = collect(plan, fronts, images)
@@ -126,13 +136,34 @@ class _Step(NamedTuple):
     fetched: bool = False
 
 
-def _pool(executor: str, jobs: int, *, precompile: bool) -> WorkerPool | DaskPool:
-    if executor == "dask":
-        from hatch_cuda_aot.compile.dask_pool import DaskPool
+class _Workers:
+    """The pool of workers, which is made when there is something to do: most builds find everything in the cache."""
 
-        return DaskPool()
-    check_platform()
-    return WorkerPool(jobs, precompile=precompile)
+    def __init__(self, executor: str, jobs: int, *, precompile: bool, starter: Starter | None) -> None:
+        self._executor = executor
+        self._jobs = jobs
+        self._precompile = precompile
+        self._starter = starter
+        self._made = contextlib.ExitStack()
+        if executor == "local":
+            check_platform()
+
+    @functools.cached_property
+    def pool(self) -> WorkerPool | DaskPool:
+        """The pool; it is closed with the context."""
+        if self._executor == "dask":
+            from hatch_cuda_aot.compile.dask_pool import DaskPool
+
+            return self._made.enter_context(DaskPool())
+        from hatch_cuda_aot.compile.pool import WorkerPool
+
+        return self._made.enter_context(WorkerPool(self._jobs, precompile=self._precompile, starter=self._starter))
+
+    def __enter__(self) -> _Workers:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._made.close()
 
 
 class _Compiler:
@@ -143,8 +174,8 @@ class _Compiler:
     Without a cache, or where others compile, nothing is remembered.
     """
 
-    def __init__(self, pool: WorkerPool | DaskPool, plan: Plan, cache: Cache | None, *, local: bool) -> None:
-        self._pool = pool
+    def __init__(self, workers: _Workers, plan: Plan, cache: Cache | None, *, local: bool) -> None:
+        self._workers = workers
         self._plan = plan
         self._identify = cache is not None  # only keys need that
         self._folder = cache.folder if cache is not None and local else None
@@ -161,9 +192,9 @@ class _Compiler:
     def ask(self) -> Toolchain:
         """Have a worker find it."""
         task = ProbeTask(Compiler(self._plan.line.version, self._plan.needs), self._plan.archs, self._identify)
-        future = self._pool.submit(task)
+        future = self._workers.pool.submit(task)
         if self._folder is None:  # nothing can come from the cache: there is work for all workers
-            self._pool.warm_up(task.compiler)
+            self._workers.pool.warm_up(task.compiler)
         with span("wait for workers"):
             found = future.result()
         assert isinstance(found, Toolchain)
@@ -184,13 +215,13 @@ class _Run:
 
     def __init__(
         self,
-        pool: WorkerPool | DaskPool,
+        workers: _Workers,
         toolchain: Toolchain,
         reporter: Reporter,
         cache: Cache | None,
         compiler: _Compiler,
     ) -> None:
-        self._pool = pool
+        self._workers = workers
         self._compiler = compiler
         self._toolchain = toolchain
         self._reporter = reporter
@@ -245,7 +276,7 @@ class _Run:
 
     def _run(self, step: _Step) -> None:
         self._compiler.confirm()
-        future = self._pool.submit(step.task, priority=priority_of(step.task))
+        future = self._workers.pool.submit(step.task, priority=priority_of(step.task))
         self._wait_for(future, step._replace(fetched=False))
 
     def _wait_for(self, future: Future[Any], step: _Step) -> None:

@@ -20,12 +20,13 @@ from types import TracebackType
 
 from hatch_cuda_aot.codec import decode, encode
 from hatch_cuda_aot.compile.tasks import AssembleTask, FrontResult, FrontTask, ImageResult, ImageTask
+from hatch_cuda_aot.locations import default_folder, is_off
 from hatch_cuda_aot.scratch import is_abandoned, try_lock
 from hatch_cuda_aot.shared import SharedLevel
 from hatch_cuda_aot.spans import span
 from hatch_cuda_aot.toolchain import Toolchain
 
-__all__ = ["Cache", "default_folder", "is_cacheable", "is_off", "key_of", "open_cache", "program_digest"]
+__all__ = ["Cache", "is_cacheable", "key_of", "open_cache", "program_digest"]
 
 #: Part of every key: a change of what is stored, or of how a task is run, must not meet old entries.
 SCHEMA = "2"
@@ -210,20 +211,6 @@ def open_cache(
     if is_off(environ):
         return None
     return Cache(default_folder(environ), None if url is None else SharedLevel(url, warn or (lambda _: None)))
-
-
-def is_off(environ: Mapping[str, str]) -> bool:
-    """Tell whether ``HATCH_CUDA_AOT_CACHE`` turns the cache off, shared or not."""
-    return environ.get("HATCH_CUDA_AOT_CACHE", "").strip().lower() in ("0", "false", "no", "off")
-
-
-def default_folder(environ: Mapping[str, str]) -> Path:
-    """Return where results are kept: ``HATCH_CUDA_AOT_CACHE_DIR``, or the platform's place for caches."""
-    if chosen := environ.get("HATCH_CUDA_AOT_CACHE_DIR", "").strip():
-        return Path(chosen)
-    import platformdirs
-
-    return Path(platformdirs.user_cache_dir("hatch-cuda-aot", appauthor=False)) / "build"
 
 
 def _name(key: str) -> str:

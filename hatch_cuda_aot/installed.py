@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from hatch_cuda_aot.cache import program_digest
+from hatch_cuda_aot.locations import known_compilers
 from hatch_cuda_aot.toolchain import Line, Needs, Toolchain, requirements
 
 __all__ = ["Identity", "identify", "recall", "remember"]
@@ -111,7 +112,7 @@ def remember(folder: Path, identity: Identity | None, toolchain: Toolchain) -> N
 
 
 def _file(folder: Path, identity: Identity) -> Path:
-    return folder / "compilers" / identity.digest
+    return known_compilers(folder) / identity.digest
 
 
 def _digest(table: object) -> str:

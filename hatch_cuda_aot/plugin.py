@@ -5,6 +5,9 @@ hatchling constructs hooks several times, also only to ask for dependencies, so 
 
 from __future__ import annotations
 
+import atexit
+import gc
+import os
 import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -39,17 +42,12 @@ class CudaAotBuildHook(BuildHookInterface[Any]):
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Compile, and tell hatchling which files to add."""
-        if self.target_name not in ("wheel", "sdist"):
-            return
         try:
-            project = self._project()
-            config = project.config()
-            for warning in config.warnings:
-                self._warn(warning)
-            if self.target_name == "sdist":
+            if self.target_name == "wheel":
+                self._build(version, build_data)
+            elif self.target_name == "sdist":
+                project, config = self._configured()
                 build_data["force_include"].update({str(project.root / path): path for path in project.sources(config)})
-            else:
-                self._build(project, config, version, build_data)
         except BuildError as error:
             self._abort(error)
 
@@ -69,12 +67,18 @@ class CudaAotBuildHook(BuildHookInterface[Any]):
             except BuildError as error:
                 self._warn(f"nothing cleaned, as the configuration is wrong: {error}")
 
-    def _build(self, project: Project, config: Config, version: str, build_data: dict[str, Any]) -> None:
-        from hatch_cuda_aot.scratch import Scratch
-        from hatch_cuda_aot.stage import remove_leftovers, write_folder, write_new_folder
+    def _build(self, version: str, build_data: dict[str, Any]) -> None:
+        from hatch_cuda_aot.compile.starter import start_early
 
-        reporter = _Reporter(self.app)
-        built = project.build(config, reporter, self._warn, in_tree=version == "editable")
+        # The last collection of garbage would look at all that hatchling and we imported, only to find it in use.
+        atexit.register(gc.freeze)
+        with start_early(os.environ) as starter:
+            from hatch_cuda_aot.scratch import Scratch
+            from hatch_cuda_aot.stage import remove_leftovers, write_folder, write_new_folder
+
+            project, config = self._configured()
+            reporter = _Reporter(self.app)
+            built = project.build(config, reporter, self._warn, in_tree=version == "editable", starter=starter)
         self.app.display_success(f"cuda-aot: {reporter.summary(built)}")
         for warning in project.sdist_warnings(config):
             self._warn(warning)
@@ -91,6 +95,13 @@ class CudaAotBuildHook(BuildHookInterface[Any]):
         # Whatever an earlier editable build left in the tree stays out of the wheel.
         self.build_config.build_reserved_paths.update(project.stale_files(config))
         remove_leftovers(project.folder(config))
+
+    def _configured(self) -> tuple[Project, Config]:
+        project = self._project()
+        config = project.config()
+        for warning in config.warnings:
+            self._warn(warning)
+        return project, config
 
     def _project(self) -> Project:
         from hatchling.builders.wheel import WheelBuilder

@@ -27,6 +27,7 @@ from hatch_cuda_aot.toolchain import check_platform, requirements
 
 if TYPE_CHECKING:
     from hatch_cuda_aot.build import BuildResult, Reporter
+    from hatch_cuda_aot.compile.starter import Starter
 
 __all__ = ["Built", "Project"]
 
@@ -101,7 +102,15 @@ class Project:
         line = select_line(config.cuda, config.modules, visible_ccs)
         return [*requirements(line, needs_of(_modules(config))), *shared]
 
-    def build(self, config: Config, reporter: Reporter, warn: Callable[[str], None], *, in_tree: bool = False) -> Built:
+    def build(
+        self,
+        config: Config,
+        reporter: Reporter,
+        warn: Callable[[str], None],
+        *,
+        in_tree: bool = False,
+        starter: Starter | None = None,
+    ) -> Built:
         """Compile everything and return the files of ``_cuda_aot/``.
 
         Args:
@@ -109,6 +118,7 @@ class Project:
             reporter: hears what happens.
             warn: hears of trouble that stops no build.
             in_tree: the files are for the source tree, where the loader is to notice when a source changes.
+            starter: starts the workers; by default one of the build's own.
 
         Raises:
             BuildError: whatever is wrong.
@@ -120,7 +130,7 @@ class Project:
         from hatch_cuda_aot.manifest import manifest_files, tree_table
 
         self._check_runtime_requirements()
-        result = build_project(config, reporter, open_cache(url=config.cache_url, warn=warn))
+        result = build_project(config, reporter, open_cache(url=config.cache_url, warn=warn), starter)
         tree = None
         if in_tree:
             root = os.path.relpath(self.root, self.folder(config)).replace(os.sep, "/")
@@ -191,7 +201,7 @@ def _sharing(config: Config) -> list[str]:
     """Return the packages that lead to the shared cache, if there is one."""
     if config.cache_url is None:
         return []
-    from hatch_cuda_aot.cache import is_off
+    from hatch_cuda_aot.locations import is_off
     from hatch_cuda_aot.storage import packages_for
 
     return [] if is_off(os.environ) else packages_for(config.cache_url)

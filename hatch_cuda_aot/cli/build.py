@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import click
 
 from hatch_cuda_aot.cli.progress import Progress
+from hatch_cuda_aot.compile.starter import start_early
 from hatch_cuda_aot.errors import SourceError
 from hatch_cuda_aot.profile import phases, task_times, trace
 from hatch_cuda_aot.project import Project
@@ -42,14 +44,14 @@ def build_in_tree(
 
     """
     started = time.monotonic()
-    with record() as spans, _profiled(profile, spans, show=not as_json):
+    with record() as spans, _profiled(profile, spans, show=not as_json), start_early(os.environ) as starter:
         with span("configure"):
             project = Project.at(root)
             config = project.config()
         for warning in config.warnings:
             click.echo(f"warning: {warning}", err=True)
         with Progress(verbose=verbose, silent=as_json, spans=spans) as progress:
-            built = project.build(config, progress, progress.warn, in_tree=True)
+            built = project.build(config, progress, progress.warn, in_tree=True, starter=starter)
         target = project.folder(config)
         with span("write files"):
             write_folder(target, built.files)

@@ -14,22 +14,20 @@ import select
 import socket
 import struct
 import subprocess
-import sys
 import threading
 from collections.abc import Callable
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
-from hatch_cuda_aot.compile.tasks import Compiler
+if TYPE_CHECKING:
+    from hatch_cuda_aot.compile.tasks import Compiler
 
-__all__ = ["ForkServer", "ForkServerError", "ForkedProcess", "is_supported", "serve"]
+__all__ = ["ForkServer", "ForkServerError", "ForkedProcess", "serve"]
 
 _FORK = b"fork"
 _REPLY = struct.Struct("<q")
 
-
-def is_supported() -> bool:
-    """Tell whether workers can be forked here.  On macOS forks of processes that loaded system libraries are unsafe."""
-    return sys.platform == "linux"
+#: Seconds without a request after which none is expected for a while.
+_PAUSE = 0.05
 
 
 class ForkServerError(Exception):
@@ -41,26 +39,28 @@ class ForkServer:
 
     Args:
         launch: starts a process that calls `serve`, with the given descriptor as stdin.
-        compiler: what the server shall load.
 
     """
 
-    def __init__(self, launch: Callable[[int], subprocess.Popen[bytes]], compiler: Compiler) -> None:
+    def __init__(self, launch: Callable[[int], subprocess.Popen[bytes]]) -> None:
         self._lock = threading.Lock()
         self._socket, theirs = socket.socketpair()
         with theirs:
-            self._process = launch(theirs.fileno())
-        content = pickle.dumps(compiler)
-        with contextlib.suppress(OSError):  # if it is gone, that shows when it is asked for a worker
-            self._socket.sendall(_REPLY.pack(len(content)) + content)
+            try:
+                self._process = launch(theirs.fileno())
+            except BaseException:
+                self._socket.close()
+                raise
+        self._is_loaded = False
 
-    def start(self) -> ForkedProcess:
-        """Start a worker.
+    def start(self, compiler: Compiler) -> ForkedProcess:
+        """Start a worker; the `compiler` of the first one is what the server loads.
 
         Raises:
             ForkServerError: if the server did not survive loading the compiler, or was killed.
 
         """
+        self._load(compiler)
         tasks, stdin = os.pipe()
         stdout, results = os.pipe()
         try:
@@ -85,6 +85,14 @@ class ForkServer:
         self._process.kill()
         self._process.wait()
         self._socket.close()
+
+    def _load(self, compiler: Compiler) -> None:
+        with self._lock:
+            if not self._is_loaded:
+                self._is_loaded = True
+                content = pickle.dumps(compiler)
+                with contextlib.suppress(OSError):  # if it is gone, that shows when it is asked for a worker
+                    self._socket.sendall(_REPLY.pack(len(content)) + content)
 
     def _ask(self, message: bytes, descriptors: list[int]) -> int:
         with self._lock:
@@ -121,15 +129,21 @@ class ForkedProcess:
 
 def serve() -> None:
     """Load what workers need, and fork one whenever the socket asks for it, until its other end is closed."""
+    gc.disable()
     with socket.socket(fileno=os.dup(0)) as channel:
-        (length,) = _REPLY.unpack(channel.recv(_REPLY.size, socket.MSG_WAITALL))
+        _import_early()
+        header = channel.recv(_REPLY.size, socket.MSG_WAITALL)
+        if len(header) < _REPLY.size:
+            return
+        (length,) = _REPLY.unpack(header)
         _load(pickle.loads(channel.recv(length, socket.MSG_WAITALL)))  # noqa: S301 -- from the build itself
         gc.freeze()  # or the first collection in each worker would copy all of it
-        more = True
+        gc.enable()
+        complete = False
         while True:
-            if more and not select.select([channel], [], [], 0)[0]:
-                more = False
-                _load_more()
+            if not complete and not select.select([channel], [], [], _PAUSE)[0]:
+                _import_late()
+                complete = True
             message, descriptors, _, _ = socket.recv_fds(channel, 64, 2)
             if not message:
                 return
@@ -147,6 +161,14 @@ def serve() -> None:
             channel.sendall(_REPLY.pack(reply))
 
 
+def _import_early() -> None:
+    """Import what any compiler needs, while the build still finds out which."""
+    with contextlib.suppress(Exception):
+        import cuda.bindings.nvrtc  # noqa: F401
+
+        import hatch_cuda_aot.compile.run  # noqa: F401
+
+
 def _load(compiler: Compiler) -> None:
     """Load what a worker needs first.  What fails here fails in the worker as well, which says it to whoever waits for it."""
     with contextlib.suppress(Exception):
@@ -155,10 +177,12 @@ def _load(compiler: Compiler) -> None:
         run.load(compiler)
 
 
-def _load_more() -> None:
-    """Import what workers need later, when nobody waits for one."""
+def _import_late() -> None:
+    """Import the rest, now that nobody waits for a worker."""
     with contextlib.suppress(Exception):
-        from elftools.elf.elffile import ELFFile  # noqa: F401
+        from hatch_cuda_aot.compile import run
+
+        run.import_late()
 
 
 def _become_worker(tasks: int, results: int) -> None:

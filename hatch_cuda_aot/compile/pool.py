@@ -8,55 +8,40 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import os
 import signal
 import subprocess
-import sys
 import threading
 from concurrent.futures import Future
 from types import TracebackType
 
 from hatch_cuda_aot.compile.backlog import Backlog
-from hatch_cuda_aot.compile.environment import worker_environ
-from hatch_cuda_aot.compile.forkserver import ForkedProcess, ForkServer, ForkServerError, is_supported
+from hatch_cuda_aot.compile.forkserver import ForkedProcess
 from hatch_cuda_aot.compile.run import CRASH_ADVICE
+from hatch_cuda_aot.compile.starter import Starter
 from hatch_cuda_aot.compile.tasks import Compiler, FrontTask, ProbeTask, Result, Task, step_of
 from hatch_cuda_aot.compile.worker import receive, send
 from hatch_cuda_aot.errors import WorkerCrashError
-from hatch_cuda_aot.scratch import Scratch
 from hatch_cuda_aot.spans import Span, adopt, clock, on_track, recorded, span
 
-__all__ = ["WorkerPool", "default_jobs"]
-
-
-#: Starts a worker that finds modules where this process does, also in the isolated environments of build frontends.
-_START = """\
-import json, sys
-sys.path[:] = json.loads(sys.argv.pop())
-from hatch_cuda_aot.compile.worker import main
-main()
-"""
-
-#: The same for the process that forks workers.
-_START_SERVER = """\
-import json, sys
-sys.path[:] = json.loads(sys.argv.pop())
-from hatch_cuda_aot.compile.forkserver import serve
-serve()
-"""
+__all__ = ["WorkerPool"]
 
 
 class WorkerPool:
     """A number of worker processes behind one queue; use it as a context manager.
 
     Leaving the context kills the workers, whatever they do: Ctrl-C never waits for a compiler.
+
+    Args:
+        jobs: how many there may be.
+        precompile: have them precompile what many sources begin with.
+        starter: starts them; by default one of its own.
+
     """
 
-    def __init__(self, jobs: int, *, precompile: bool = True) -> None:
+    def __init__(self, jobs: int, *, precompile: bool = True, starter: Starter | None = None) -> None:
         self._backlog = Backlog(jobs, precompile=precompile)
-        self._scratch = Scratch()
-        self._starter = _Starter(str(self._scratch.path), fork=jobs > 1 and is_supported())
+        self._starter = starter or Starter(fork=jobs > 1)
         self._slots = [_Slot(self._starter) for _ in range(jobs)]
         self._threads: list[threading.Thread] = []
         self._spans = recorded()
@@ -87,7 +72,7 @@ class WorkerPool:
         self._starter.close()
         for thread in self._threads:
             thread.join()
-        self._scratch.close()
+        self._starter.clear()
 
     def __enter__(self) -> WorkerPool:
         return self
@@ -112,53 +97,6 @@ class WorkerPool:
                     waiting.future.set_result(result)
 
 
-class _Starter:
-    """Starts worker processes, all with the same folder for temporary files.
-
-    Attributes:
-        forks: they are forked from one that has loaded the compiler.
-
-    """
-
-    def __init__(self, temporary: str, *, fork: bool) -> None:
-        self._temporary = temporary
-        self.forks = fork
-        self._server: ForkServer | None = None
-        self._lock = threading.Lock()
-
-    def start(self, compiler: Compiler) -> subprocess.Popen[bytes] | ForkedProcess:
-        """Start one that shall use `compiler`."""
-        with self._lock:
-            if self.forks and self._server is None:
-                self._server = ForkServer(
-                    lambda stdin: self._launch(_START_SERVER, stdin, subprocess.DEVNULL), compiler
-                )
-            server = self._server
-        if server is not None:
-            try:
-                return server.start()
-            except ForkServerError:
-                self.close()  # if the compiler crashes while it is loaded, a worker can say so
-        return self._launch(_START, subprocess.PIPE, subprocess.PIPE)
-
-    def close(self) -> None:
-        """End what forks, if anything does."""
-        with self._lock:
-            server, self.forks, self._server = self._server, False, None
-        if server is not None:
-            server.close()
-
-    def _launch(self, program: str, stdin: int, stdout: int) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            [sys.executable, "-c", program, json.dumps(sys.path)],
-            stdin=stdin,
-            stdout=stdout,
-            env=worker_environ(os.environ, self._temporary),
-            # A group of its own: Ctrl-C reaches only the build, which then kills the worker and its ptxas.
-            start_new_session=True,
-        )
-
-
 class _Slot:
     """One place for a worker process, which is replaced when it died or when the next task must not share it.
 
@@ -168,7 +106,7 @@ class _Slot:
 
     """
 
-    def __init__(self, starter: _Starter) -> None:
+    def __init__(self, starter: Starter) -> None:
         self._starter = starter
         self._process: subprocess.Popen[bytes] | ForkedProcess | None = None
         self.affinity: tuple[str, ...] | None = None
@@ -282,13 +220,6 @@ def _span_of(task: Task, submitted: int) -> contextlib.AbstractContextManager[No
     """Return the span of a task, which says how long the task waited for its worker."""
     about = {} if isinstance(task, ProbeTask) else {"module": task.module, "arch": str(task.arch)}
     return span(step_of(task), **about, waited_ns=str(clock() - submitted))
-
-
-def default_jobs() -> int:
-    """Return how many workers ``jobs = "auto"`` means: one for each CPU that this process may use."""
-    with contextlib.suppress(AttributeError):
-        return max(1, len(os.sched_getaffinity(0)))
-    return max(1, os.cpu_count() or 1)
 
 
 def _describe_exit(code: int | None) -> str:

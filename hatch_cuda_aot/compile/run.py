@@ -36,7 +36,7 @@ from hatch_cuda_aot.runtime.manifest import canonical_name
 from hatch_cuda_aot.spans import span
 from hatch_cuda_aot.toolchain import Toolchain, find_toolchain, identified, line_named, unsupported_archs
 
-__all__ = ["load", "run"]
+__all__ = ["import_late", "load", "run"]
 
 
 def run(task: Task) -> Result:
@@ -70,6 +70,11 @@ def load(compiler: Compiler) -> None:
 
     """
     _toolchain(compiler)
+
+
+def import_late() -> None:
+    """Import what a task needs only when its compiler is done, in time that would otherwise go by unused."""
+    from elftools.elf.elffile import ELFFile  # noqa: F401
 
 
 #: What the system says where a file cannot be written, or cannot grow.

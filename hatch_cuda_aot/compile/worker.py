@@ -6,12 +6,15 @@ is ``(kind, content, spans)``; where the time went stands beside the result, not
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import signal
 import struct
 import threading
+import time
 import traceback
+from collections.abc import Callable
 from typing import IO, Any
 
 __all__ = ["main", "receive", "send"]
@@ -28,10 +31,11 @@ def main() -> None:
     inbox: list[Any] = []
     arrived = threading.Semaphore(0)
     threading.Thread(target=_listen, args=(tasks, inbox, arrived), daemon=True).start()
-    from hatch_cuda_aot.compile.run import run
+    from hatch_cuda_aot.compile.run import import_late, run
     from hatch_cuda_aot.errors import BuildError
     from hatch_cuda_aot.spans import record
 
+    threading.Thread(target=_later, args=(import_late,), daemon=True).start()
     while True:
         arrived.acquire()
         answer: tuple[str, Any]
@@ -68,6 +72,13 @@ def receive(stream: IO[bytes]) -> Any:
     if len(payload) < length:
         raise EOFError
     return pickle.loads(payload)  # noqa: S301
+
+
+def _later(call: Callable[[], None]) -> None:
+    """Do so when the first task has come to its compiler, which needs nothing of Python's."""
+    time.sleep(0.1)
+    with contextlib.suppress(Exception):  # the task that needs it will say so
+        call()
 
 
 def _listen(tasks: IO[bytes], inbox: list[Any], arrived: threading.Semaphore) -> None:

@@ -15,8 +15,10 @@ from hatch_cuda_aot import build as build_module
 from hatch_cuda_aot.archs import parse_spelling
 from hatch_cuda_aot.build import BuildResult, build_project, compile_plan, plan_project
 from hatch_cuda_aot.cache import Cache
+from hatch_cuda_aot.compile import pool as pool_module
 from hatch_cuda_aot.compile.ptx import Variable
 from hatch_cuda_aot.compile.ptxas import Resources
+from hatch_cuda_aot.compile.starter import Starter
 from hatch_cuda_aot.compile.tasks import (
     AssembleResult,
     AssembleTask,
@@ -85,8 +87,9 @@ class Compilers:
         self.warm = False
         self.toolchain = TOOLCHAIN
 
-    def __call__(self, jobs: int, *, precompile: bool) -> Compilers:
+    def __call__(self, jobs: int, *, precompile: bool, starter: Starter | None) -> Compilers:
         self.jobs = jobs
+        self.starter = starter
         self.precompile = precompile
         return self
 
@@ -138,7 +141,7 @@ class Reports:
 def compilers(monkeypatch: pytest.MonkeyPatch) -> Compilers:
     """The stand-in, in place of the pool, on any platform."""
     stand_in = Compilers()
-    monkeypatch.setattr(build_module, "WorkerPool", stand_in)
+    monkeypatch.setattr(pool_module, "WorkerPool", stand_in)
     monkeypatch.setattr(build_module, "check_platform", lambda: None)
     return stand_in
 

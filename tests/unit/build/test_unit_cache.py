@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hatch_cuda_aot import cache as cache_module
-from hatch_cuda_aot.cache import Cache, default_folder, is_cacheable, key_of, open_cache
+from hatch_cuda_aot.cache import Cache, is_cacheable, key_of, open_cache
 from hatch_cuda_aot.compile.ptxas import Resources
 from hatch_cuda_aot.compile.tasks import (
     AssembleResult,
@@ -21,6 +21,7 @@ from hatch_cuda_aot.compile.tasks import (
     FrontResult,
     FrontTask,
 )
+from hatch_cuda_aot.locations import default_folder
 from hatch_cuda_aot.runtime.arch import Arch
 from hatch_cuda_aot.scratch import try_lock
 from hatch_cuda_aot.sources import SourceTree

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from hatch_cuda_aot.compile import pool as pool_module
+from hatch_cuda_aot.compile import starter as starter_module
 from hatch_cuda_aot.compile.pool import WorkerPool
 from hatch_cuda_aot.compile.tasks import AssembleTask, Compiler, Task
 from hatch_cuda_aot.errors import NoCompilerError, WorkerCrashError
@@ -28,6 +28,7 @@ sys.path[:] = json.loads(sys.argv.pop())
 from hatch_cuda_aot.compile import forkserver, worker
 from hatch_cuda_aot.compile.worker import receive, send
 loaded = []
+forkserver._import_early = lambda: None
 forkserver._load = loaded.append
 def main():
     tasks, results = os.fdopen(0, "rb"), os.fdopen(1, "wb")
@@ -45,8 +46,8 @@ def workers(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     def use(body: str, *, otherwise: str = 'send(sys.stdout.buffer, ("result", "not forked"))') -> None:
         indented = "".join(f"        {line}\n" for line in body.splitlines())
-        monkeypatch.setattr(pool_module, "_START_SERVER", SERVER.format(body=indented))
-        monkeypatch.setattr(pool_module, "_START", f"{PREAMBLE}    {otherwise}\n")
+        monkeypatch.setattr(starter_module, "_START_SERVER", SERVER.format(body=indented))
+        monkeypatch.setattr(starter_module, "_START", f"{PREAMBLE}    {otherwise}\n")
 
     return use
 
@@ -107,7 +108,7 @@ def test_other_options(workers: Callable[..., None]) -> None:
 def test_a_server_that_does_not_start(monkeypatch: pytest.MonkeyPatch, workers: Callable[..., None], how: str) -> None:
     """If loading the compiler ends the server, workers are started one by one, and can say what is wrong."""
     workers("")
-    monkeypatch.setattr(pool_module, "_START_SERVER", f"import os; {how}")
+    monkeypatch.setattr(starter_module, "_START_SERVER", f"import os; {how}")
     with WorkerPool(2) as pool:
         assert [run(pool, image("k")) for _ in range(2)] == ["not forked"] * 2
 
@@ -135,8 +136,8 @@ def test_a_server_that_is_killed(workers: Callable[..., None]) -> None:
 def test_closing_while_the_compiler_is_loaded(workers: Callable[..., None]) -> None:
     """A pool need not wait for a server that is not ready."""
     workers("")
-    slow = pool_module._START_SERVER.replace("loaded.append", "lambda _: time.sleep(600)")
-    pool_module._START_SERVER = slow
+    slow = starter_module._START_SERVER.replace("loaded.append", "lambda _: time.sleep(600)")
+    starter_module._START_SERVER = slow
     with WorkerPool(2) as pool:
         future = pool.submit(image("k"))
         time.sleep(0.5)
@@ -149,6 +150,6 @@ def test_real_workers_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> Non
     site = [path for path in sys.path if "site-packages" not in path and "dist-packages" not in path and path]
     monkeypatch.setattr(sys, "path", [str(Path(__file__).parents[3]), *site])
     hide = "import sys; sys.modules.update(dict.fromkeys(['cuda', 'cuda.bindings', 'cuda.pathfinder']))\n"
-    monkeypatch.setattr(pool_module, "_START_SERVER", hide + pool_module._START_SERVER)
+    monkeypatch.setattr(starter_module, "_START_SERVER", hide + starter_module._START_SERVER)
     with WorkerPool(2) as pool, pytest.raises(NoCompilerError):
         run(pool, PROBE)

@@ -18,7 +18,9 @@ from typing import Any
 import pytest
 
 from hatch_cuda_aot.compile import pool as pool_module
-from hatch_cuda_aot.compile.pool import WorkerPool, default_jobs
+from hatch_cuda_aot.compile import starter as starter_module
+from hatch_cuda_aot.compile.pool import WorkerPool
+from hatch_cuda_aot.compile.starter import Starter, default_jobs
 from hatch_cuda_aot.compile.tasks import AssembleTask, Compiler, FrontTask, ProbeTask, Result, Task
 from hatch_cuda_aot.compile.worker import receive, send
 from hatch_cuda_aot.errors import BuildError, NoCompilerError, WorkerCrashError
@@ -54,8 +56,8 @@ def workers(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """Return a function that sets what every worker does with each `task`."""
 
     def use(body: str) -> None:
-        monkeypatch.setattr(pool_module, "is_supported", lambda: False)
-        monkeypatch.setattr(pool_module, "_START", PREAMBLE + "".join(f"    {line}\n" for line in body.splitlines()))
+        monkeypatch.setattr(pool_module, "Starter", lambda *, fork: starter_module.Starter(fork=False))  # noqa: ARG005
+        monkeypatch.setattr(starter_module, "_START", PREAMBLE + "".join(f"    {line}\n" for line in body.splitlines()))
 
     return use
 
@@ -86,7 +88,7 @@ def test_a_real_worker_without_a_compiler(monkeypatch: pytest.MonkeyPatch, one_w
     site = [path for path in sys.path if "site-packages" not in path and "dist-packages" not in path and path]
     monkeypatch.setattr(sys, "path", [str(REPOSITORY), *site])
     hide = "import sys; sys.modules.update(dict.fromkeys(['cuda', 'cuda.bindings', 'cuda.pathfinder']))\n"
-    monkeypatch.setattr(pool_module, "_START", hide + pool_module._START)
+    monkeypatch.setattr(starter_module, "_START", hide + starter_module._START)
     with pytest.raises(NoCompilerError) as caught:
         run(one_worker, ProbeTask(Compiler("12.9", Needs(curand=True))))
     assert list(caught.value.requirements) == requirements(line_named("12.9"), Needs(curand=True))
@@ -113,14 +115,14 @@ def test_errors_of_the_user(workers: Callable[[str], None], one_worker: WorkerPo
     assert messages[0] == messages[1]
 
 
-def test_crash_over_a_precompiled_header(workers: Callable[[str], None], tmp_path: Path) -> None:
+def test_crash_over_a_precompiled_header(workers: Callable[[str], None]) -> None:
     """A compiler that crashes over a precompiled header compiles without it, and its slot does not try it again."""
     workers(
         "if task.start:\n    open(os.environ['TMPDIR'] + '/tried', 'a').write('x')\n    os.kill(os.getpid(), 9)\n"
         "tried = os.environ['TMPDIR'] + '/tried'\n"
         'send(sys.stdout.buffer, ("result", len(open(tried).read()) if os.path.exists(tried) else 0))'
     )
-    slot = pool_module._Slot(pool_module._Starter(str(tmp_path), fork=False))
+    slot = pool_module._Slot(starter_module.Starter(fork=False))
     try:
         assert slot.run(front(), "a start") == slot.run(front(), "a start") == slot.run(front()) == 1  # type: ignore[comparison-overlap]
         assert slot.start == ""
@@ -265,7 +267,7 @@ def test_closed_pool_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.fail("a process was started")
 
     monkeypatch.setattr(subprocess, "Popen", refuse)
-    slot = pool_module._Slot(pool_module._Starter("/tmp", fork=False))
+    slot = pool_module._Slot(starter_module.Starter(fork=False))
     slot.kill()
     with pytest.raises(WorkerCrashError, match="the build was stopped"):
         slot.run(ASSEMBLE)
@@ -357,9 +359,8 @@ def test_all_workers_start_while_one_is_asked(monkeypatch: pytest.MonkeyPatch) -
         def close(self) -> None:
             pass
 
-    monkeypatch.setattr(pool_module, "is_supported", lambda: False)
     monkeypatch.setattr(pool_module, "_Slot", Slot)
-    with WorkerPool(3) as pool:
+    with WorkerPool(3, starter=Starter(fork=False)) as pool:
         answer = pool.submit(ProbeTask(Compiler("12.9"), (Arch(90),)))
         pool.warm_up(Compiler("12.9"))
         assert str(answer.result(60)) == "the answer"
