@@ -115,10 +115,10 @@ def compile_plan(
         _Workers(executor, places, precompile=precompile, starter=starter) as workers,
     ):
         compiler = _Compiler(workers, plan, cache, local=executor == "local")
-        toolchain = compiler.known() or compiler.ask()
         reporter.planned(plan, tasks)
-        run = _Run(workers, toolchain, reporter, cache, compiler)
+        run = _Run(workers, compiler, reporter, cache)
         fronts, images = run.all(plan.jobs)
+        toolchain = compiler.toolchain
     with span("collect"):
         modules = collect(plan, fronts, images)
     sources = {path: content for job in plan.jobs for path, content in job.front.tree.files}
@@ -172,42 +172,54 @@ class _Compiler:
     The answer of an earlier build holds as long as its wheels are the same.  So a build that finds every result in the
     cache starts no worker; any other still has the compiler found, checked and asked whether it knows the architectures.
     Without a cache, or where others compile, nothing is remembered.
+
+    Attributes:
+        answer: what it is asked, or None as long as it need not be.
+
     """
 
     def __init__(self, workers: _Workers, plan: Plan, cache: Cache | None, *, local: bool) -> None:
         self._workers = workers
         self._plan = plan
+        self._local = local
         self._identify = cache is not None  # only keys need that
         self._folder = cache.folder if cache is not None and local else None
         self._identity = identify(plan.line, plan.needs) if self._folder is not None else None
-        self._known: Toolchain | None = None
-        self._asked = False
+        self._known = recall(self._folder, self._identity) if self._folder is not None else None
+        self.answer = None if self._known is not None else self._ask()
 
-    def known(self) -> Toolchain | None:
-        """Return what is remembered of it, if that still holds."""
-        if self._folder is not None:
-            self._known = recall(self._folder, self._identity)
-        return self._known
+    @functools.cached_property
+    def toolchain(self) -> Toolchain:
+        """What it is; waits for the answer, if nothing is remembered."""
+        return self._known or self._answered()
 
-    def ask(self) -> Toolchain:
+    def confirm(self) -> None:
+        """See to it that it is as remembered, before it has to work; a cluster must have answered before that."""
+        if self._known is None:
+            if not self._local:
+                _ = self.toolchain
+        elif self.answer is None:
+            self.answer = self._ask()
+            if self._answered() != self._known:
+                message = f"the compiler of CUDA {self._plan.line.version} was changed without its wheels: build again"
+                raise BuildError(message)
+
+    def _ask(self) -> Future[Result]:
         """Have a worker find it."""
         task = ProbeTask(Compiler(self._plan.line.version, self._plan.needs), self._plan.archs, self._identify)
-        future = self._workers.pool.submit(task)
+        answer = self._workers.pool.submit(task)
         if self._folder is None:  # nothing can come from the cache: there is work for all workers
             self._workers.pool.warm_up(task.compiler)
+        return answer
+
+    def _answered(self) -> Toolchain:
+        assert self.answer is not None
         with span("wait for workers"):
-            found = future.result()
+            found = self.answer.result()
         assert isinstance(found, Toolchain)
-        self._asked = True
         if self._folder is not None and found != self._known:
             remember(self._folder, self._identity, found)
         return found
-
-    def confirm(self) -> None:
-        """Ask it, if nobody did yet, before it has to work."""
-        if not self._asked and self.ask() != self._known:
-            message = f"the compiler of CUDA {self._plan.line.version} was changed without its wheels: build again"
-            raise BuildError(message)
 
 
 class _Run:
@@ -216,14 +228,12 @@ class _Run:
     def __init__(
         self,
         workers: _Workers,
-        toolchain: Toolchain,
+        compiler: _Compiler,
         reporter: Reporter,
         cache: Cache | None,
-        compiler: _Compiler,
     ) -> None:
         self._workers = workers
         self._compiler = compiler
-        self._toolchain = toolchain
         self._reporter = reporter
         self._cache = cache
         self._waiting: dict[Future[Any], _Step] = {}
@@ -235,11 +245,16 @@ class _Run:
 
     def all(self, jobs: Sequence[Job]) -> tuple[dict[int, FrontResult], dict[tuple[int, Target], ImageResult]]:
         """Do every job, failed ones or not; then raise what the first failing one said."""
+        if self._compiler.answer is not None:
+            self._compiler.answer.add_done_callback(self._done.put)
         for number in in_order(jobs):
             self._start(number, jobs[number], None, jobs[number].front)
         while self._waiting:
             with span("wait for workers"):
                 future = self._done.get()
+            if future is self._compiler.answer:
+                _ = self._compiler.toolchain  # if there is none, no job can succeed
+                continue
             step = self._waiting.pop(future)
             try:
                 result = future.result()
@@ -255,15 +270,16 @@ class _Run:
                 with span("cache put", **_about(step.task)):
                     self._cache.put(step.key, result)
             self._finish(*step[:4], result, cached=step.fetched)
+        _ = self._compiler.toolchain
         if self._failures:
             raise _first_of(self._failures)
         return self._fronts, self._images
 
     def _start(self, number: int, job: Job, target: Target | None, task: FrontTask | ImageTask) -> None:
         step = _Step(number, job, target, task)
-        if self._cache is not None and is_cacheable(task, self._toolchain):
+        if self._cache is not None and is_cacheable(task, self._compiler.toolchain):
             with span("cache get", **_about(task)):
-                step = step._replace(key=key_of(task, self._toolchain))
+                step = step._replace(key=key_of(task, self._compiler.toolchain))
                 result = self._cache.get(step.key)
             if result is not None:
                 self._finish(number, job, target, task, result, cached=True)

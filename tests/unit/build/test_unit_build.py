@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
@@ -31,7 +32,7 @@ from hatch_cuda_aot.compile.tasks import (
     Task,
 )
 from hatch_cuda_aot.config import load_config
-from hatch_cuda_aot.errors import BuildError, CompileError, ResultError
+from hatch_cuda_aot.errors import BuildError, CompileError, NoCompilerError, ResultError
 from hatch_cuda_aot.installed import Identity
 from hatch_cuda_aot.plan import Plan
 from hatch_cuda_aot.shared import SharedLevel
@@ -360,6 +361,60 @@ def test_a_compiler_that_is_not_what_it_was(plan: Plan, compilers: Compilers, tm
     again, _ = run(plan, cache)
     assert again.toolchain.nvrtc == "12.9.87"
     assert again.hits <= len(plan.images)  # which depend on the PTX alone
+
+
+class SlowToAnswer(Compilers):
+    """A compiler that says what it is only when the first front end was asked for."""
+
+    def __init__(self, answer: Toolchain | BuildError, seconds: float = 0.0) -> None:
+        super().__init__()
+        self.answer = answer
+        self.seconds = seconds
+        self.asked: Future[Any] = Future()
+        self.patience = threading.Timer(30, self.say, [TimeoutError("no front end came before the answer")])
+
+    def submit(self, task: Task, *, priority: float = 0.0) -> Future[Any]:
+        if isinstance(task, ProbeTask):
+            self.patience.start()
+            return self.asked
+        done = super().submit(task, priority=priority)
+        if not self.seconds and not self.asked.done():
+            self.say(self.answer)
+        elif self.seconds and not self.patience.finished.is_set():
+            self.patience.cancel()
+            threading.Timer(self.seconds, self.say, [self.answer]).start()
+        return done
+
+    def say(self, answer: Toolchain | Exception) -> None:
+        self.patience.cancel()
+        if isinstance(answer, Exception):
+            self.asked.set_exception(answer)
+        else:
+            self.asked.set_result(answer)
+
+
+def test_front_ends_start_before_the_answer(plan: Plan, compilers: Compilers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What needs no key needs not wait until it is known what the compiler is."""
+    expected, _ = run(plan)
+    slow = SlowToAnswer(TOOLCHAIN)
+    monkeypatch.setattr(pool_module, "WorkerPool", slow)
+    result, _ = run(plan)
+    assert result == dataclasses.replace(expected, toolchain=TOOLCHAIN)
+    assert slow.done == compilers.done
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.3], ids=["early", "after the last front end"])
+def test_what_is_wrong_with_the_compiler_comes_first(
+    plan: Plan, monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    """A compiler that is not there is the cause of whatever its front ends say."""
+    slow = SlowToAnswer(NoCompilerError("there is none"), seconds)
+    slow.front = failing("a compute_75", "a compute_80", "a compute_90", "a compute_90a")
+    monkeypatch.setattr(pool_module, "WorkerPool", slow)
+    monkeypatch.setattr(build_module, "check_platform", lambda: None)
+    with pytest.raises(NoCompilerError, match=r"^there is none$"):
+        run(plan)
+    assert slow.done[-1] == "closed"
 
 
 def failing(*modules_and_archs: str) -> Callable[[FrontTask], FrontResult]:
