@@ -24,7 +24,8 @@ from pathlib import Path
 
 from common import ROOT, Line, parser, report
 
-from hatch_cuda_aot.toolchain import Needs, Toolchain, find_toolchain, installed_line
+from hatch_cuda_aot.compile.parts import find_toolchain, installed_line
+from hatch_cuda_aot.toolchain import Needs, Toolchain
 
 KERNELS = Path(__file__).resolve().parent / "kernels"
 

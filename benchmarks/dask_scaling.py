@@ -15,10 +15,10 @@ from pathlib import Path
 from common import Line, parser, quartiles, report
 
 from hatch_cuda_aot.build import compile_plan, plan_project
+from hatch_cuda_aot.compile.parts import installed_line
 from hatch_cuda_aot.compile.starter import default_jobs
 from hatch_cuda_aot.config import load_config
 from hatch_cuda_aot.plan import Plan
-from hatch_cuda_aot.toolchain import installed_line
 
 ARCHS = ("sm_75", "sm_80", "sm_86", "sm_87", "sm_89", "sm_90", "sm_100", "sm_120")
 WORKERS = (1, 2, 4, 8, 16)

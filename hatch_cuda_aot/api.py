@@ -8,6 +8,7 @@ from typing import Any
 
 from hatch_cuda_aot.build import compile_plan
 from hatch_cuda_aot.cache import open_cache
+from hatch_cuda_aot.compile.parts import installed_line
 from hatch_cuda_aot.compile.ptx import Variable
 from hatch_cuda_aot.compile.starter import default_jobs
 from hatch_cuda_aot.config import ModuleConfig, load_settings
@@ -15,7 +16,6 @@ from hatch_cuda_aot.native import visible_ccs
 from hatch_cuda_aot.plan import Module, Plan, make_plan, select_line
 from hatch_cuda_aot.results import Image, Kernel
 from hatch_cuda_aot.sources import SourceTree
-from hatch_cuda_aot.toolchain import installed_line
 
 __all__ = ["CompiledSource", "compile_source"]
 

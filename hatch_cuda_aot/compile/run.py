@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hatch_cuda_aot.compile import nvrtc, ptx, ptxas
+from hatch_cuda_aot.compile.parts import Parts, describe, find_parts, identified
 from hatch_cuda_aot.compile.precompiled import PrecompiledHeaders
 from hatch_cuda_aot.compile.tasks import (
     AssembleResult,
@@ -34,7 +35,7 @@ from hatch_cuda_aot.compile.tasks import (
 from hatch_cuda_aot.errors import BuildError, CompileError, ResultError, WorkerCrashError
 from hatch_cuda_aot.runtime.manifest import canonical_name
 from hatch_cuda_aot.spans import span
-from hatch_cuda_aot.toolchain import Toolchain, find_toolchain, identified, line_named, unsupported_archs
+from hatch_cuda_aot.toolchain import Toolchain, line_named, unsupported_archs
 
 __all__ = ["import_late", "load", "run"]
 
@@ -69,7 +70,7 @@ def load(compiler: Compiler) -> None:
         BuildError: if it is not installed.
 
     """
-    _toolchain(compiler)
+    _parts(compiler)
 
 
 def import_late() -> None:
@@ -82,7 +83,7 @@ _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
 
 def _probe(task: ProbeTask) -> Toolchain:
-    toolchain = _toolchain(task.compiler)
+    toolchain = describe(_parts(task.compiler))
     unsupported = [arch for arch in task.archs if not nvrtc.supports(arch)]
     if unsupported:
         raise unsupported_archs(line_named(task.compiler.line), unsupported)
@@ -90,8 +91,7 @@ def _probe(task: ProbeTask) -> Toolchain:
 
 
 def _front(task: FrontTask) -> FrontResult:
-    toolchain = _toolchain(task.compiler)
-    with _staged(task, toolchain) as include_flags:
+    with _staged(task, _parts(task.compiler)) as include_flags:
         options = (f"-arch={task.arch}", "-no-cache", *task.nvrtc, *include_flags)
         if len(task.sources) == 1:
             text, symbols, log = _compile(task, options)
@@ -160,11 +160,11 @@ def _expressions_of(task: FrontTask, source: str) -> list[str]:
 
 
 def _assemble(task: AssembleTask) -> AssembleResult:
-    toolchain = _toolchain(task.compiler)
+    program = _parts(task.compiler).ptxas_path
     where = f"module {task.module!r} for {task.arch}"
     try:
         with span("ptxas"):
-            done = ptxas.assemble(toolchain.ptxas_path, task.ptx, str(task.arch), task.ptxas)
+            done = ptxas.assemble(program, task.ptx, str(task.arch), task.ptxas)
     except ptxas.PtxasError as error:
         message = f"ptxas cannot assemble {where}:\n{_indent(str(error))}"
         raise CompileError(message, module=task.module, arch=str(task.arch), stage="ptxas", log=str(error)) from None
@@ -177,7 +177,7 @@ def _assemble(task: AssembleTask) -> AssembleResult:
 
 def _floor(task: FloorTask) -> FloorResult:
     """Try versions by bisection: what a version lacks, every older one lacks too."""
-    program = _toolchain(task.compiler).ptxas_path
+    program = _parts(task.compiler).ptxas_path
     text = task.ptx.decode()
     versions = ptx.versions_up_to(ptx.parse(text).version)
 
@@ -260,9 +260,9 @@ def _result_error(task: FrontTask | AssembleTask, what: str) -> ResultError:
 
 
 @functools.cache
-def _toolchain(compiler: Compiler) -> Toolchain:
+def _parts(compiler: Compiler) -> Parts:
     with span("load compiler"):
-        return find_toolchain(line_named(compiler.line), compiler.needs)
+        return find_parts(line_named(compiler.line), compiler.needs)
 
 
 @functools.cache
@@ -271,7 +271,7 @@ def _headers() -> PrecompiledHeaders:
 
 
 @contextlib.contextmanager
-def _staged(task: FrontTask, toolchain: Toolchain) -> Iterator[list[str]]:
+def _staged(task: FrontTask, parts: Parts) -> Iterator[list[str]]:
     """Enter a folder that holds exactly the task's files; give the options that lead to the toolkit's headers.
 
     The toolkit appears in it under short relative names, so that ``__FILE__`` and diagnostics are the same wherever it is
@@ -285,7 +285,7 @@ def _staged(task: FrontTask, toolchain: Toolchain) -> Iterator[list[str]]:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_bytes(content)
             flags = []
-            for short, where in task.visible(toolchain.include_dirs):
+            for short, where in task.visible(parts.include_dirs):
                 link = Path(folder, ".cuda", short)
                 link.parent.mkdir(exist_ok=True)
                 try:

@@ -13,8 +13,9 @@ from typing import Any
 from hatch_cuda_aot.build import compile_plan, plan_project
 from hatch_cuda_aot.cache import Cache
 from hatch_cuda_aot.compile import nvrtc, precompiled, ptxas
+from hatch_cuda_aot.compile.parts import installed_line
 from hatch_cuda_aot.compile.pool import WorkerPool
-from hatch_cuda_aot.compile.run import _compile, _compile_and_link, _staged, _toolchain
+from hatch_cuda_aot.compile.run import _compile, _compile_and_link, _parts, _staged
 from hatch_cuda_aot.compile.tasks import Compiler as CompilerChoice
 from hatch_cuda_aot.compile.tasks import FrontResult, FrontTask, ProbeTask
 from hatch_cuda_aot.config import Config, load_config
@@ -24,7 +25,6 @@ from hatch_cuda_aot.results import ModuleResult
 from hatch_cuda_aot.runtime.arch import Arch
 from hatch_cuda_aot.sources import SourceTree
 from hatch_cuda_aot.spans import record
-from hatch_cuda_aot.toolchain import installed_line
 
 
 class Silence:
@@ -72,7 +72,7 @@ def nvrtc_cubins(plan: Plan) -> dict[tuple[str, str], bytes]:
 
 def unpruned_ptx(task: FrontTask) -> str:
     """Return the PTX of a front end before pruning."""
-    with _staged(task, _toolchain(task.compiler)) as include_flags:
+    with _staged(task, _parts(task.compiler)) as include_flags:
         options = (f"-arch={task.arch}", "-no-cache", *task.nvrtc, *include_flags)
         text, _, _ = (_compile if len(task.sources) == 1 else _compile_and_link)(task, options)
     return text
@@ -82,7 +82,7 @@ def nvjitlink_cubin(task: FrontTask, arch: str, options: Sequence[str]) -> bytes
     """Let nvJitLink make the cubin of a device-linked module from LTO-IR, without any pruning."""
     from cuda.bindings import nvjitlink
 
-    with _staged(task, _toolchain(task.compiler)) as include_flags:
+    with _staged(task, _parts(task.compiler)) as include_flags:
         flags = [f"-arch={task.arch}", "-no-cache", *task.nvrtc, *include_flags, "-dlto"]
         objects = []
         for source in task.sources:
@@ -116,7 +116,7 @@ def supported() -> tuple[tuple[int, ...], frozenset[str]]:
 
 def assembles(ptx: str, archs: Sequence[str], line: str) -> dict[str, bool]:
     """Say for which real architectures ptxas takes a PTX text."""
-    program = _toolchain(CompilerChoice(line)).ptxas_path
+    program = _parts(CompilerChoice(line)).ptxas_path
     answers = {}
     for arch in archs:
         try:
@@ -162,7 +162,7 @@ def _nvrtc_cubin(task: FrontTask, arch: str, ptxas_options: Sequence[str]) -> by
 
     (source,) = task.sources
     expressions = [expression for expression, _ in task.expressions]
-    with _staged(task, _toolchain(task.compiler)) as include_flags:
+    with _staged(task, _parts(task.compiler)) as include_flags:
         given = [option for option in task.nvrtc if "_CCCL_META_UNROLL_LIMIT" not in option]
         assert len(given) == len(task.nvrtc) - 1
         options = [f"-arch={arch}", "-no-cache", *given, *include_flags]

@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from hatch_cuda_aot.compile import run as run_module
+from hatch_cuda_aot.compile.parts import Parts
 from hatch_cuda_aot.compile.run import run
 from hatch_cuda_aot.compile.tasks import AssembleTask, Compiler, FloorResult, FloorTask
 from hatch_cuda_aot.errors import BuildError, CompileError, WorkerCrashError
 from hatch_cuda_aot.runtime.arch import Arch
-from hatch_cuda_aot.toolchain import Toolchain
+from hatch_cuda_aot.toolchain import Needs, line_named
 
 needs_a_shell = pytest.mark.skipif(os.name != "posix", reason="a stand-in for ptxas is a shell script")
 
@@ -28,8 +29,8 @@ ASSEMBLE = AssembleTask(Compiler("12.9"), "k", Arch(90), PTX, ())
 def ptxas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """Return a function that sets what ptxas does."""
     program = tmp_path / "ptxas"
-    toolchain = Toolchain("12.9", "12.9.86", "12.9.86", str(program), "3000003", (), (90,))
-    monkeypatch.setattr(run_module, "_toolchain", lambda _: toolchain)
+    parts = Parts(line_named("12.9"), Needs(), str(program), ())
+    monkeypatch.setattr(run_module, "_parts", lambda _: parts)
     monkeypatch.setattr(run_module, "_minimum_driver", lambda *_: 12090)
 
     def use(body: str) -> None:
@@ -76,6 +77,6 @@ def test_other_errors_of_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(_: object) -> None:
         raise OSError(errno.EBADF, "Bad file descriptor")
 
-    monkeypatch.setattr(run_module, "_toolchain", fail)
+    monkeypatch.setattr(run_module, "_parts", fail)
     with pytest.raises(OSError, match="Bad file descriptor"):
         run(ASSEMBLE)
