@@ -20,7 +20,7 @@ from typing import Any
 
 from common import Line, interleave, parser, quartiles, report, unpack
 
-from hatch_cuda_aot.compile.ptxas import Resources
+from hatch_cuda_aot.compile.tasks import Resources
 from hatch_cuda_aot.manifest import manifest_files
 from hatch_cuda_aot.results import Image, Kernel, ModuleResult
 from hatch_cuda_aot.runtime.arch import Arch

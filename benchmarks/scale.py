@@ -13,7 +13,7 @@ from pathlib import Path
 from common import Line, interleave, parser, printed, quartiles, report
 
 from hatch_cuda_aot.compile.ptx import Param
-from hatch_cuda_aot.compile.ptxas import Resources
+from hatch_cuda_aot.compile.tasks import Resources
 from hatch_cuda_aot.manifest import manifest_files
 from hatch_cuda_aot.results import Image, Kernel, ModuleResult
 from hatch_cuda_aot.runtime.arch import Arch

@@ -14,8 +14,7 @@ import struct
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from hatch_cuda_aot.compile.ptxas import Resources
-from hatch_cuda_aot.compile.tasks import AssembleResult, FloorResult, FrontResult, ImageResult
+from hatch_cuda_aot.compile.tasks import AssembleResult, FloorResult, FrontResult, ImageResult, Resources
 
 __all__ = ["decode", "encode"]
 

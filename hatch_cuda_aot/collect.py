@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from hatch_cuda_aot.archs import Target
 from hatch_cuda_aot.compile import ptx
-from hatch_cuda_aot.compile.ptxas import Resources
-from hatch_cuda_aot.compile.tasks import AssembleResult, FloorResult, FrontResult, ImageResult
+from hatch_cuda_aot.compile.tasks import AssembleResult, FloorResult, FrontResult, ImageResult, Resources
 from hatch_cuda_aot.errors import ResultError
 from hatch_cuda_aot.names import kernel_names, source_name
 from hatch_cuda_aot.plan import Job, Plan

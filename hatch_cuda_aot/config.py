@@ -5,7 +5,6 @@ Knows no compiler and no hatchling; what each key takes stands in `keys`.
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -265,6 +264,8 @@ def _from_environment(key: Key, text: str) -> Any:
 
 def _similar(name: str, known: Iterable[str]) -> str:
     known = sorted(known)
+    import difflib  # which few builds need
+
     close = difflib.get_close_matches(name, known, n=1)
     return f"Did you mean {close[0]!r}?" if close else f"Known are: {', '.join(known)}"
 

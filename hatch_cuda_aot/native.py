@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import sys
+from typing import TYPE_CHECKING
 
 from hatch_cuda_aot.errors import BuildError
+
+if TYPE_CHECKING:
+    import ctypes
 
 __all__ = ["visible_ccs"]
 
@@ -19,6 +22,8 @@ def visible_ccs() -> tuple[int, ...]:
         BuildError: if there is no driver or no GPU.
 
     """
+    import ctypes  # which takes time that builds without that word need not spend
+
     name = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
     try:
         driver = ctypes.CDLL(name)
@@ -36,6 +41,8 @@ def visible_ccs() -> tuple[int, ...]:
 
 
 def _cc(driver: ctypes.CDLL, ordinal: int) -> int:
+    import ctypes
+
     device, major, minor = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
     driver.cuDeviceGet(ctypes.byref(device), ordinal)
     driver.cuDeviceGetAttribute(ctypes.byref(major), _MAJOR, device)

@@ -70,8 +70,6 @@ class CudaAotBuildHook(BuildHookInterface[Any]):
     def _build(self, version: str, build_data: dict[str, Any]) -> None:
         from hatch_cuda_aot.compile.starter import start_early
 
-        # The last collection of garbage would look at all that hatchling and we imported, only to find it in use.
-        atexit.register(gc.freeze)
         with start_early(os.environ) as starter:
             from hatch_cuda_aot.scratch import Scratch
             from hatch_cuda_aot.stage import remove_leftovers, write_folder, write_new_folder
@@ -108,6 +106,9 @@ class CudaAotBuildHook(BuildHookInterface[Any]):
 
         from hatch_cuda_aot.project import Project
 
+        # The last collection of garbage would look at all that hatchling and we imported, only to find it in use.
+        atexit.unregister(gc.freeze)
+        atexit.register(gc.freeze)
         # A builder of our own: asking this one would fill caches of hatchling's before their time.
         return Project(WheelBuilder(self.root))
 

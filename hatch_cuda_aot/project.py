@@ -1,6 +1,7 @@
 """One project on disk: reads its configuration through hatchling, builds it, and gives the files that its package gets.
 
-The hook and the command line share this; it decides nothing about compilation and prints nothing.
+The hook and the command line share this; it decides nothing about compilation and prints nothing.  Build frontends ask for
+the requirements in a process of its own, so what only a build needs is imported there.
 """
 
 from __future__ import annotations
@@ -11,10 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hatchling.builders.sdist import SdistBuilder
 from hatchling.builders.wheel import WheelBuilder
-from packaging.requirements import InvalidRequirement, Requirement
-from packaging.utils import canonicalize_name
 
 from hatch_cuda_aot._version import __version__
 from hatch_cuda_aot.config import HOOK_TABLE, Config, load_config
@@ -26,6 +24,8 @@ from hatch_cuda_aot.stage import FOLDER, runtime_files
 from hatch_cuda_aot.toolchain import check_platform, requirements
 
 if TYPE_CHECKING:
+    from hatchling.builders.sdist import SdistBuilder
+
     from hatch_cuda_aot.build import BuildResult, Reporter
     from hatch_cuda_aot.compile.starter import Starter
 
@@ -124,7 +124,6 @@ class Project:
             BuildError: whatever is wrong.
 
         """
-        # Imported here, as a frontend also asks for no more than the requirements, in a process of its own.
         from hatch_cuda_aot.build import build_project
         from hatch_cuda_aot.cache import open_cache
         from hatch_cuda_aot.manifest import manifest_files, tree_table
@@ -162,6 +161,8 @@ class Project:
         """Say which sources and headers the project's sdist would lack; a wheel could not be built from it."""
         if (self.root / "PKG-INFO").is_file():  # this is an sdist, unpacked
             return []
+        from hatchling.builders.sdist import SdistBuilder
+
         sdist = SdistBuilder(str(self.root))
         if HOOK in sdist.config.hook_config:  # then the hook adds them itself
             return []
@@ -215,6 +216,9 @@ def _modules(config: Config) -> list[Module]:
 
 
 def _missing_requirements(declared: Iterable[str]) -> list[str]:
+    from packaging.requirements import InvalidRequirement, Requirement
+    from packaging.utils import canonicalize_name
+
     present: set[str] = set()
     for text in declared:
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hatch_cuda_aot.compile.ptx import Param, Variable
-from hatch_cuda_aot.compile.ptxas import Resources
+from hatch_cuda_aot.compile.tasks import Resources
 from hatch_cuda_aot.runtime.arch import Arch
 
 __all__ = ["Image", "Kernel", "ModuleResult", "PtxIsa", "Source"]

@@ -13,7 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["PtxasCrashError", "PtxasError", "PtxasResult", "Resources", "assemble", "is_complete", "parse_resources"]
+from hatch_cuda_aot.compile.tasks import Resources
+
+__all__ = ["PtxasCrashError", "PtxasError", "PtxasResult", "assemble", "is_complete", "parse_resources"]
 
 
 class PtxasError(Exception):
@@ -26,17 +28,6 @@ class PtxasCrashError(Exception):
     def __init__(self, signal: int) -> None:
         self.signal = signal
         super().__init__(f"ptxas was killed by signal {signal}")
-
-
-@dataclass(frozen=True, slots=True)
-class Resources:
-    """What one kernel takes: registers a thread, shared memory a block and local memory and spills a thread, in bytes."""
-
-    registers: int = 0
-    shared: int = 0
-    local: int = 0
-    spill_stores: int = 0
-    spill_loads: int = 0
 
 
 @dataclass(frozen=True, slots=True)

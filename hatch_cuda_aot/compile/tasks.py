@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from hatch_cuda_aot.compile.ptxas import Resources
 from hatch_cuda_aot.runtime.arch import Arch
 from hatch_cuda_aot.sources import SourceTree
 from hatch_cuda_aot.toolchain import Needs, Toolchain
@@ -21,6 +20,7 @@ __all__ = [
     "ImageResult",
     "ImageTask",
     "ProbeTask",
+    "Resources",
     "Result",
     "Task",
     "step_of",
@@ -116,6 +116,17 @@ class AssembleTask:
     arch: Arch
     ptx: bytes
     ptxas: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What one kernel takes: registers a thread, shared memory a block and local memory and spills a thread, in bytes."""
+
+    registers: int = 0
+    shared: int = 0
+    local: int = 0
+    spill_stores: int = 0
+    spill_loads: int = 0
 
 
 @dataclass(frozen=True, slots=True)

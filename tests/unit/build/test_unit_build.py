@@ -18,7 +18,6 @@ from hatch_cuda_aot.build import BuildResult, build_project, compile_plan, plan_
 from hatch_cuda_aot.cache import Cache
 from hatch_cuda_aot.compile import pool as pool_module
 from hatch_cuda_aot.compile.ptx import Variable
-from hatch_cuda_aot.compile.ptxas import Resources
 from hatch_cuda_aot.compile.starter import Starter
 from hatch_cuda_aot.compile.tasks import (
     AssembleResult,
@@ -29,6 +28,7 @@ from hatch_cuda_aot.compile.tasks import (
     FrontResult,
     FrontTask,
     ProbeTask,
+    Resources,
     Task,
 )
 from hatch_cuda_aot.config import load_config

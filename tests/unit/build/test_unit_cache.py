@@ -11,7 +11,6 @@ import pytest
 
 from hatch_cuda_aot import cache as cache_module
 from hatch_cuda_aot.cache import Cache, is_cacheable, key_of, open_cache
-from hatch_cuda_aot.compile.ptxas import Resources
 from hatch_cuda_aot.compile.tasks import (
     AssembleResult,
     AssembleTask,
@@ -20,6 +19,7 @@ from hatch_cuda_aot.compile.tasks import (
     FloorTask,
     FrontResult,
     FrontTask,
+    Resources,
 )
 from hatch_cuda_aot.locations import default_folder
 from hatch_cuda_aot.runtime.arch import Arch

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 
 from hatch_cuda_aot import codec
 from hatch_cuda_aot.codec import decode, encode
-from hatch_cuda_aot.compile.ptxas import Resources
-from hatch_cuda_aot.compile.tasks import AssembleResult, FloorResult, FrontResult, ImageResult
+from hatch_cuda_aot.compile.tasks import AssembleResult, FloorResult, FrontResult, ImageResult, Resources
 
 KEY = hashlib.sha256(b"a task").hexdigest()
 OTHER = hashlib.sha256(b"another task").hexdigest()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hatch_cuda_aot.compile.ptx import Param, Variable
-from hatch_cuda_aot.compile.ptxas import Resources
+from hatch_cuda_aot.compile.tasks import Resources
 from hatch_cuda_aot.manifest import MANY_MODULES, image_file, manifest_files
 from hatch_cuda_aot.results import Image, Kernel, ModuleResult, PtxIsa
 from hatch_cuda_aot.runtime.arch import Arch

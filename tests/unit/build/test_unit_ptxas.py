@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hatch_cuda_aot.compile.ptxas import PtxasCrashError, PtxasError, Resources, assemble, is_complete, parse_resources
+from hatch_cuda_aot.compile.ptxas import PtxasCrashError, PtxasError, assemble, is_complete, parse_resources
+from hatch_cuda_aot.compile.tasks import Resources
 
 #: ptxas 12.9.86 -v -arch=sm_75: a kernel that calls a function, one with shared memory, one that spills.
 SAMPLE_12_9 = """\

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from hatch_cuda_aot.compile.ptx import Param, Variable
-from hatch_cuda_aot.compile.ptxas import Resources
+from hatch_cuda_aot.compile.tasks import Resources
 from hatch_cuda_aot.manifest import manifest_files, tree_table
 from hatch_cuda_aot.results import Image, Kernel, ModuleResult, PtxIsa, Source
 from hatch_cuda_aot.runtime import errors
