@@ -11,7 +11,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import threading
 from typing import TYPE_CHECKING
 
@@ -120,19 +119,12 @@ class Starter:
 
 
 def start_early(environ: Mapping[str, str]) -> Starter:
-    """Return a starter for a build of which nothing else is known yet; it is at work if that build must ask a compiler.
-
-    It must where none is remembered, and in an environment that a build frontend made for this one build.
-    """
+    """Return a starter for a build of which nothing else is known yet; it is at work if that build must ask a compiler."""
     starter = Starter(fork=default_jobs() > 1)
-    if not has_compilers(environ) or _is_temporary(__file__):
+    if not has_compilers(environ):
         with contextlib.suppress(OSError):  # who needs a worker will say so
             starter.prepare()
     return starter
-
-
-def _is_temporary(path: str) -> bool:
-    return os.path.realpath(path).startswith(os.path.join(os.path.realpath(tempfile.gettempdir()), ""))
 
 
 def default_jobs() -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -105,14 +104,9 @@ def test_no_forks(started: list[subprocess.Popen[bytes]]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("environ", "remembered", "temporary", "early"),
-    [
-        ({"HATCH_CUDA_AOT_CACHE": "0"}, True, False, True),
-        ({}, False, False, True),
-        ({}, True, False, False),
-        ({}, True, True, True),
-    ],
-    ids=["no cache", "empty cache", "known compilers", "an environment for one build"],
+    ("environ", "remembered", "early"),
+    [({"HATCH_CUDA_AOT_CACHE": "0"}, True, True), ({}, False, True), ({}, True, False)],
+    ids=["no cache", "empty cache", "known compilers"],
 )
 def test_early(
     tmp_path: Path,
@@ -120,7 +114,6 @@ def test_early(
     *,
     environ: dict[str, str],
     remembered: bool,
-    temporary: bool,
     early: bool,
 ) -> None:
     """The process is started at once if the build cannot but ask a compiler what it is."""
@@ -130,7 +123,6 @@ def test_early(
         prepared.append(starter)
 
     monkeypatch.setattr(Starter, "prepare", prepare)
-    monkeypatch.setattr(starter_module, "_is_temporary", lambda _: temporary)
     environ = {**environ, "HATCH_CUDA_AOT_CACHE_DIR": str(tmp_path)}
     if remembered:
         known_compilers(tmp_path).mkdir()
@@ -149,17 +141,6 @@ def test_early_where_no_process_can_be_started(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(starter_module, "default_jobs", lambda: 2)
     with start_early({"HATCH_CUDA_AOT_CACHE_DIR": str(tmp_path)}):
         pass
-
-
-def test_temporary_environments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What lies below the folder for temporary files is there for one build, also behind a link."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
-    (tmp_path / "tmp").mkdir()
-    (tmp_path / "link").symlink_to(tmp_path / "tmp")
-    inside, outside = os.path.join("env", "starter.py"), str(tmp_path / "tmp2" / "starter.py")
-    assert starter_module._is_temporary(str(tmp_path / "tmp" / inside))
-    assert starter_module._is_temporary(str(tmp_path / "link" / inside))
-    assert not starter_module._is_temporary(outside)
 
 
 def test_late_imports_that_fail(monkeypatch: pytest.MonkeyPatch) -> None:
