@@ -32,6 +32,9 @@ KERNELS = Path(__file__).resolve().parent / "kernels"
 #: What the eight are that every supported line knows, but for those of Jetson.
 CCS = ("75", "80", "86", "89", "90", "100", "103", "120")
 
+#: Front ends for each CPU, from which on the CPUs should be busy all the time.
+ENOUGH = 12
+
 HATCHLING = (sys.executable, "-m", "hatchling", "build", "-t", "wheel")
 PIP = (sys.executable, "-m", "pip", "wheel", "-q", "--no-build-isolation", "--no-deps", "--no-index", "-w", "dist", ".")
 
@@ -121,7 +124,7 @@ def cold(folder: Path, toolchain: Toolchain, arguments: argparse.Namespace) -> t
     environ = {"HATCH_CUDA_AOT_CACHE": "0"}
     calls: dict[str, Callable[[], object]] = {"nvcc": partial(run_nvcc, nvcc, toolchain, fatbins)}
     calls |= {sharing: partial(run, HATCHLING, root, environ) for sharing, root in projects.items()}
-    copies = max(1, cores() // 4)  # so that each CPU has at least a dozen front ends
+    copies = max(1, -(-ENOUGH * cores() // (len(kernels()) * len(CCS))))
     if copies > 1:
         texts = {f"{path.stem}_{copy}.cu": path.read_text() for path in kernels() for copy in range(copies)}
         calls["many"] = partial(run, HATCHLING, write_project(folder / "many", texts, toolchain.line), environ)
@@ -133,13 +136,9 @@ def cold(folder: Path, toolchain: Toolchain, arguments: argparse.Namespace) -> t
     for (sharing, name), goal in zip(names.items(), (0.75, 0.5, 0.2), strict=True):
         lines.append(compared(f"cold, {name}", costs[sharing], costs["nvcc"], "wall", goal))
         lines.append(compared(f"— its CPU time, nvcc's is {cpu:.1f} s", costs[sharing], costs["nvcc"], "cpu", goal))
-    for sharing in ("none", "all"):
-        efficiency = statistics.median(cost.wall * cores() / cost.cpu for cost in costs[sharing])
-        lines.append(Line(f"cold, {names[sharing]}: wall time over CPU time ÷ CPUs", efficiency, "", goal=1.15))
+    lines += [efficiency(f"cold, {names[sharing]}", costs[sharing]) for sharing in ("none", "all")]
     if copies > 1:
-        efficiency = statistics.median(cost.wall * cores() / cost.cpu for cost in costs["many"])
-        what = f"cold, by default, with {copies} copies of each kernel: wall time over CPU time ÷ CPUs"
-        lines.append(Line(what, efficiency, "", goal=1.15))
+        lines.append(efficiency(f"cold, {names['none']}, with {copies} copies of each kernel", costs["many"]))
     for sharing, name in names.items():
         ours = cubin_bytes(projects[sharing])
         goal = 0.65 if sharing == "none" else None
@@ -150,7 +149,9 @@ def cold(folder: Path, toolchain: Toolchain, arguments: argparse.Namespace) -> t
         f"({version_of(nvcc)}) with the same CCCL headers, {min(cores(), len(kernels()))} at a time, each with `--threads "
         f"{threads()}`, no host compilation and no wheel. Sizes: all cubins of the wheel, and the six uncompressed fatbins "
         "of the same architectures, without PTX in either. CPU time is that of all processes together; it has "
-        "the same goals, for where the machine has other work."
+        "the same goals, for where the machine has other work. Wall time over CPU time ÷ CPUs tells how busy a "
+        f"build keeps the CPUs. With less than {ENOUGH} front ends for each, much of a build is its start, and the time at "
+        "the end in which some CPUs have nothing left to do."
     )
     return lines, note
 
@@ -259,6 +260,12 @@ def cached(folder: Path, toolchain: Toolchain, arguments: argparse.Namespace) ->
     return [
         line
     ], f"All cached: `hatchling build -t wheel` as a whole, divided by {jobs:,} jobs (one module and architecture)."
+
+
+def efficiency(what: str, costs: Sequence[Cost]) -> Line:
+    """Return how far a build is from one that keeps all CPUs busy, which is 1."""
+    value = statistics.median(cost.wall * cores() / cost.cpu for cost in costs)
+    return Line(f"{what}: wall time over CPU time ÷ CPUs", value, "", goal=1.15)
 
 
 def run(command: Sequence[str], root: Path, environ: Mapping[str, str]) -> None:
