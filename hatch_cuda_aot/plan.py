@@ -66,11 +66,36 @@ class Plan:
         """Every architecture that the compiler must know, each once."""
         return tuple(sorted({arch for target in self.images for arch in target.archs}))
 
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What can be compiled, and is seldom meant: headers that get slow where a shared front end is for an older GPU."""
+        return tuple(
+            f"module {job.front.module!r} includes {header}, and its {', '.join(map(str, slow))} "
+            f"{'is' if len(slow) == 1 else 'are'} compiled from {job.front.arch}: before {since / 10} {what}. Set "
+            'share-front-end = "none" for this module, or leave out the @ in `archs`'
+            for job in self.jobs
+            for header, (since, what) in _SLOW_BEFORE.items()
+            if header in job.front.tree.unresolved
+            and (slow := [each.image for each in job.targets if job.front.arch.cc < since <= each.image.cc])
+        )
+
     def __str__(self) -> str:
         modules = len({job.front.module for job in self.jobs})
         cubins = sum(not target.image.virtual for target in self.images)
         texts = len(self.images) - cubins
         return f"{_count(modules, 'module')}, {_count(cubins, 'cubin')} and {texts} PTX with CUDA {self.line.version}"
+
+
+#: Headers of the toolkit that choose by architecture: from which compute capability on they use the GPU's own instructions.
+#: Sources: their `__CUDA_ARCH__`; NVIDIA, CUDA C++ Programming Guide, "Asynchronous Data Copies".
+_SLOW_BEFORE = {
+    "cuda_bf16.h": (80, "arithmetic with __nv_bfloat16 is done in float, many times slower"),
+    "cuda_fp8.h": (89, "conversions from and to fp8 are done by many instructions"),
+    **dict.fromkeys(
+        ("cuda/barrier", "cuda/pipeline", "cuda_pipeline.h", "cooperative_groups/memcpy_async.h"),
+        (80, "asynchronous copies to shared memory go through registers, and are waited for"),
+    ),
+}
 
 
 def select_line(cuda: str, modules: Sequence[ModuleConfig], native: Callable[[], Sequence[int]]) -> Line:

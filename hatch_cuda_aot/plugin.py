@@ -129,6 +129,8 @@ class _Reporter:
         self._started = time.monotonic()
 
     def planned(self, plan: Plan, tasks: int) -> None:  # noqa: ARG002 -- the protocol's signature
+        for warning in plan.warnings:
+            self._app.display_warning(f"cuda-aot: {warning}")
         self._app.display_waiting(f"cuda-aot: building {plan}")
 
     def done(self, module: str, arch: str, step: str, log: str, *, cached: bool) -> None:

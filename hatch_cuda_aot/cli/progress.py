@@ -56,6 +56,8 @@ class Progress:
         self._started = time.monotonic()
         self._left.update({"compile": len(plan.jobs)})
         self._left.update("examine" if target.image.virtual else "assemble" for target in plan.images)
+        for warning in plan.warnings:
+            self.warn(warning)
         self._console.print(f"building {plan}", highlight=False)
         self._bar.update(self._task, total=tasks, description="compiling")
 

@@ -190,6 +190,42 @@ def test_plan_in_words() -> None:
     assert str(make_plan(modules, line_named("13.0"), no_gpu)) == "2 modules, 2 cubins and 2 PTX with CUDA 13.0"
 
 
+BFLOAT16 = "before 8.0 arithmetic with __nv_bfloat16 is done in float, many times slower."
+FP8 = "before 8.9 conversions from and to fp8 are done by many instructions."
+COPIES = "before 8.0 asynchronous copies to shared memory go through registers, and are waited for."
+
+
+@pytest.mark.parametrize(
+    ("archs", "sharing", "text", "warnings"),
+    [
+        ("75 80 90", "all", "#include <cuda_bf16.h>", [("cuda_bf16.h", "sm_80, sm_90 are", "compute_75", BFLOAT16)]),
+        ("75 80 90", "major", "#include <cuda_bf16.h>", []),
+        ("75 80 90", "none", "#include <cuda_bf16.h>", []),
+        ("75 80 90", "all", "#include <cuda_fp16.h>", []),
+        ("75", "all", "#include <cuda_bf16.h>", []),
+        ("sm_80 sm_89", "major", "#include <cuda_fp8.h>", [("cuda_fp8.h", "sm_89 is", "compute_80", FP8)]),
+        ("sm_90@compute_75", "none", "#include <cuda/pipeline>", [("cuda/pipeline", "sm_90 is", "compute_75", COPIES)]),
+        (
+            "sm_75 sm_90",
+            "all",
+            "#include <cuda_fp8.h>\n#include <cuda_bf16.h>",
+            [
+                ("cuda_bf16.h", "sm_90 is", "compute_75", BFLOAT16),
+                ("cuda_fp8.h", "sm_90 is", "compute_75", FP8),
+            ],
+        ),
+    ],
+)
+def test_headers_that_get_slow(archs: str, sharing: str, text: str, warnings: list[tuple[str, ...]]) -> None:
+    """A shared front end for an older GPU is named where the source includes what is slow before a newer one."""
+    plan = make_plan([module(text=text, archs=archs.split(), share_front_end=sharing)], line_named("12.9"), no_gpu)
+    assert list(plan.warnings) == [
+        f"module 'k' includes {header}, and its {images} compiled from {front}: {why} "
+        'Set share-front-end = "none" for this module, or leave out the @ in `archs`'
+        for header, images, front, why in warnings
+    ]
+
+
 def test_needs() -> None:
     """NvJitLink is needed for modules of several files, cuRAND's headers where they are included."""
     plain = module("a", text="#include <cub/cub.cuh>")

@@ -5,11 +5,13 @@ from __future__ import annotations
 import io
 
 import pytest
+from hatchling.bridge.app import Application
 from rich.console import Console
 
 from hatch_cuda_aot.cli.progress import Progress, seconds_left
 from hatch_cuda_aot.config import ModuleConfig, load_settings
 from hatch_cuda_aot.plan import Module, Plan, make_plan
+from hatch_cuda_aot.plugin import _Reporter as HookReporter
 from hatch_cuda_aot.sources import SourceTree
 from hatch_cuda_aot.spans import Span
 from hatch_cuda_aot.toolchain import line_named
@@ -36,11 +38,11 @@ def test_time_left(done: dict[str, int], left: dict[str, int], times: dict[str, 
     assert seconds_left(10.0, done, left, times) == (None if expected is None else pytest.approx(expected))
 
 
-def plan() -> Plan:
-    """Return a plan of two front ends and three images."""
-    settings = load_settings({"archs": ["sm_80", "sm_90", "compute_90"]}, "test")
+def plan(*archs: str, text: str = "") -> Plan:
+    """Return a plan; by default one of two front ends and three images."""
+    settings = load_settings({"archs": list(archs) or ["sm_80", "sm_90", "compute_90"]}, "test")
     module = ModuleConfig("k", ("k.cu",), (), settings, "test")
-    return make_plan([Module(module, SourceTree.of_texts({"k.cu": ""}))], line_named("12.9"), list)
+    return make_plan([Module(module, SourceTree.of_texts({"k.cu": text}))], line_named("12.9"), list)
 
 
 def shown(*, terminal: bool, verbose: bool = False, silent: bool = False) -> str:
@@ -83,3 +85,16 @@ def test_plain_lines() -> None:
 def test_silence(terminal: bool) -> None:  # noqa: FBT001
     """With JSON nothing else is written."""
     assert shown(terminal=terminal, silent=True, verbose=True) == ""
+
+
+def test_warnings_of_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    """Command and hook show what a plan warns of, before they compile."""
+    slow = plan("sm_90@compute_75", text="#include <cuda_bf16.h>")
+    (warning,) = slow.warnings
+    out = io.StringIO()
+    console = Console(file=out, width=100, color_system=None)
+    with Progress(verbose=False, silent=False, spans=[], console=console) as progress:
+        progress.planned(slow, 2)
+    assert out.getvalue().splitlines()[:2] == [f"warning: {warning}", f"building {slow}"]
+    HookReporter(Application()).planned(slow, 2)
+    assert capsys.readouterr().err.splitlines() == [f"cuda-aot: {warning}", f"cuda-aot: building {slow}"]
