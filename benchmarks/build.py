@@ -24,7 +24,7 @@ from pathlib import Path
 
 from common import ROOT, Line, parser, report
 
-from hatch_cuda_aot.compile.parts import find_toolchain, installed_line
+from hatch_cuda_aot.compile.parts import describe, find_parts, installed_line
 from hatch_cuda_aot.toolchain import Needs, Toolchain
 
 KERNELS = Path(__file__).resolve().parent / "kernels"
@@ -82,7 +82,7 @@ class Cost:
 
 def main() -> None:
     arguments = _arguments()
-    toolchain = find_toolchain(installed_line(), Needs())
+    toolchain = describe(find_parts(installed_line(), Needs()))
     lines: list[Line] = []
     about = (
         f"CUDA {toolchain.nvrtc}, {cores()} CPUs for this process. Load of the machine at the start: "

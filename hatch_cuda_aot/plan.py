@@ -87,13 +87,13 @@ class Plan:
 
 
 #: Headers of the toolkit that choose by architecture: from which compute capability on they use the GPU's own instructions.
-#: Sources: their `__CUDA_ARCH__`; NVIDIA, CUDA C++ Programming Guide, "Asynchronous Data Copies".
+#: Sources: their `__CUDA_ARCH__`; NVIDIA, CUDA C++ Programming Guide, "Asynchronous Barrier" and "Asynchronous Data Copies".
 _SLOW_BEFORE = {
     "cuda_bf16.h": (80, "arithmetic with __nv_bfloat16 is done in float, many times slower"),
     "cuda_fp8.h": (89, "conversions from and to fp8 are done by many instructions"),
     **dict.fromkeys(
         ("cuda/barrier", "cuda/pipeline", "cuda_pipeline.h", "cooperative_groups/memcpy_async.h"),
-        (80, "asynchronous copies to shared memory go through registers, and are waited for"),
+        (80, "barriers and asynchronous copies to shared memory are done in software"),
     ),
 }
 

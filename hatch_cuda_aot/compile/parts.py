@@ -27,7 +27,6 @@ __all__ = [
     "Parts",
     "describe",
     "find_parts",
-    "find_toolchain",
     "identified",
     "identify_headers",
     "installed_line",
@@ -118,16 +117,6 @@ def describe(parts: Parts) -> Toolchain:
         bindings,
         unknown=tuple(unknown),
     )
-
-
-def find_toolchain(line: Line, needs: Needs) -> Toolchain:
-    """Find the compiler of `line` and ask what it is.
-
-    Raises:
-        NoCompilerError: as `find_parts` and `describe`.
-
-    """
-    return describe(find_parts(line, needs))
 
 
 def _incomplete(line: Line, needs: Needs, missing: list[str]) -> NoCompilerError:

@@ -65,3 +65,31 @@ def test_unknown_attribute() -> None:
 
     with pytest.raises(AttributeError, match="has no attribute 'nonsense'"):
         _ = hatch_cuda_aot.nonsense
+
+
+def test_asking_for_the_requirements() -> None:
+    """What only a build needs is not imported where a frontend asks for the requirements, in a process of its own."""
+    found = imported_by("import hatchling.builders.wheel; before |= set(sys.modules)\nimport hatch_cuda_aot.project")
+    assert "hatch_cuda_aot.plan" in found
+    late = {"ctypes", "difflib", "hatchling.builders.sdist", "packaging.requirements", "packaging.utils"}
+    assert found & {*late, "hatch_cuda_aot.build", "hatch_cuda_aot.cache", "hatch_cuda_aot.compile.ptxas"} == set()
+
+
+def test_a_build_that_finds_everything() -> None:
+    """The processes that compile are not imported before there is something to compile."""
+    found = imported_by("import hatch_cuda_aot.build, hatch_cuda_aot.compile.starter")
+    processes = ("pool", "forkserver", "worker", "run", "backlog", "dask_pool")
+    assert found & {f"hatch_cuda_aot.compile.{name}" for name in processes} == set()
+
+
+def test_the_end_of_the_process(tmp_path: Path) -> None:
+    """What was imported is left out of the last collection of garbage, and of no collection before."""
+    program = (
+        f"import atexit, gc, sys; sys.path.insert(0, {str(REPOSITORY)!r})\n"
+        "atexit.register(lambda: print(gc.get_freeze_count() > 0))\n"
+        "from hatch_cuda_aot.plugin import CudaAotBuildHook\n"
+        f"hook = CudaAotBuildHook({str(tmp_path)!r}, {{}}, None, None, '', 'wheel')\n"
+        "hook._project()\nprint(gc.get_freeze_count() > 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "True"]

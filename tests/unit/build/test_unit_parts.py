@@ -12,7 +12,7 @@ from hatch_cuda_aot.compile import nvrtc, parts
 from hatch_cuda_aot.compile.parts import (
     Parts,
     describe,
-    find_toolchain,
+    find_parts,
     identified,
     identify_headers,
     installed_line,
@@ -69,7 +69,7 @@ def test_nothing_installed() -> None:
     """In an environment without any part the error lists every part and ends in the one command that installs them."""
     needs = Needs(linker=True, curand=True)
     with pytest.raises(NoCompilerError) as caught:
-        find_toolchain(line_named("12.9"), needs)
+        find_parts(line_named("12.9"), needs)
     message = str(caught.value)
     assert message.splitlines()[0] == (f"the compiler of CUDA 12.9 is not complete in this environment ({sys.prefix}):")
     listed = [line.strip() for line in message.splitlines() if line.startswith("  - ")]
@@ -91,7 +91,7 @@ def test_nothing_installed() -> None:
 def test_header_wheels_of_13() -> None:
     """On 13 crt/ has a wheel of its own, and cuRAND is not asked for without need."""
     with pytest.raises(NoCompilerError) as caught:
-        find_toolchain(line_named("13.0"), Needs())
+        find_parts(line_named("13.0"), Needs())
     assert "  - the header crt/mma.h (wheel nvidia-cuda-crt)" in str(caught.value).splitlines()
     assert "curand" not in str(caught.value)
     assert "nvJitLink" not in str(caught.value)
@@ -102,7 +102,7 @@ def test_bindings_of_another_major_version(monkeypatch: pytest.MonkeyPatch) -> N
     """Bindings for another major version are named as what is wrong, and never loaded."""
     monkeypatch.setattr(parts, "_version_of", {"cuda-bindings": "13.5.0"}.get)
     with pytest.raises(NoCompilerError) as caught:
-        find_toolchain(line_named("12.9"), Needs())
+        find_parts(line_named("12.9"), Needs())
     assert "  - cuda-bindings 13.5.0 is installed, and drives CUDA 13 only" in str(caught.value).splitlines()
 
 
@@ -142,7 +142,7 @@ def test_ptxas_of_another_release(monkeypatch: pytest.MonkeyPatch, make_ptxas: C
     program = make_ptxas(PTXAS_VERSION)
     monkeypatch.setattr(parts, "_file_of", lambda name, _: program if name == "nvidia-cuda-nvcc" else None)
     with pytest.raises(NoCompilerError) as caught:
-        find_toolchain(line_named("13.0"), Needs())
+        find_parts(line_named("13.0"), Needs())
     assert f"  - ptxas 13.0 (found 12.9.86 at {program})" in str(caught.value).splitlines()
 
 

@@ -192,7 +192,7 @@ def test_plan_in_words() -> None:
 
 BFLOAT16 = "before 8.0 arithmetic with __nv_bfloat16 is done in float, many times slower."
 FP8 = "before 8.9 conversions from and to fp8 are done by many instructions."
-COPIES = "before 8.0 asynchronous copies to shared memory go through registers, and are waited for."
+COPIES = "before 8.0 barriers and asynchronous copies to shared memory are done in software."
 
 
 @pytest.mark.parametrize(
